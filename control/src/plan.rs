@@ -243,8 +243,9 @@ impl Memory {
     }
 
     fn take(&mut self, name: &ServiceName, one: Planned) {
-        let (addresses, tables) = (one.outcome.addresses().collect(), one.tables.clone());
-        let decided = Decided { addresses, tables, in_force: one.remembered };
+        // No flow depends on the tables of a Service that was never served.
+        let tables = if one.in_force.is_some() { one.tables.clone() } else { BTreeMap::new() };
+        let decided = Decided { addresses: one.outcome.addresses().collect(), tables, in_force: one.in_force };
         self.checkpoint.put(name, decided);
         if one.withheld_until.is_some() {
             self.services.remove(name);

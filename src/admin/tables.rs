@@ -90,18 +90,23 @@ fn frontends(port: &PortView) -> Vec<String> {
     port.frontends.iter().map(|address| format!("{} {address}", port.protocol)).collect()
 }
 
-/// The row of a service; its backends are those that are not draining.
-pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus {
+/// Why the gateway does not serve a Service, or what it lacks, and the sentence that says so; empty texts: neither.
+pub(crate) fn reason(service: &ServiceView) -> (&str, &str) {
     let BackendCounts { backends, healthy } = BackendCounts::from(service);
-    let refusal = service.refusal.as_ref();
-    let (reason, message) = match refusal {
-        Some(refusal) => (refusal.reason.as_str(), &*refusal.message),
+    match &service.refusal {
+        Some(refusal) => (refusal.reason.as_str(), &refusal.message),
         None if backends == 0 => (NO_ENDPOINTS, "The gateway has no backend of the Service that takes new connections"),
         None if healthy == 0 => {
             (NO_HEALTHY_BACKEND, "The gateway finds no healthy backend of the Service: all fail their probes")
         }
         None => ("", ""),
-    };
+    }
+}
+
+/// The row of a service; its backends are those that are not draining.
+pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus {
+    let BackendCounts { backends, healthy } = BackendCounts::from(service);
+    let (reason, message) = reason(service);
     let app_protocols = |port: &PortView| {
         let spoken = port.app_protocol.iter().flat_map(|spoken| frontends(port).into_iter().map(|f| (f, spoken.clone())));
         spoken.collect::<Vec<_>>()

@@ -31,6 +31,7 @@ use crate::store::override_editor::{ChangeError, OverrideEditor, OverridesState}
 use crate::store::overrides::OverrideStoreError;
 use crate::world::drained_nodes::DrainedNodes;
 use crate::world::overrides::{Author, DrainTarget, Overrides, TooManyOverrides, Weight};
+use objects::Condition;
 use objects::note::{Cause, Note};
 
 /// Timeout of storing an override, after which the client learns that the result is unknown. Shorter than the timeout
@@ -137,14 +138,7 @@ impl View {
         let wanted = self.wanted.borrow();
         for row in rows {
             let Some(wanted) = wanted.get(&ServiceName::new(&row.namespace, &row.name)) else { continue };
-            for cause in shortcomings(wanted) {
-                // The controller knows better why there are no endpoints.
-                if row.reason.is_empty() || row.reason == Cause::NoEndpoints.as_str() {
-                    (row.reason, row.message) = (cause.reason.into_owned(), cause.message.into_owned());
-                } else if row.reason != cause.reason {
-                    row.message = format!("{}; {}: {}", row.message, cause.reason, cause.message);
-                }
-            }
+            shortcomings(wanted).into_iter().for_each(|cause| add_cause(row, cause));
         }
     }
 
@@ -272,6 +266,18 @@ impl View {
     }
 }
 
+/// Adds a cause to the row of a Service.
+fn add_cause(row: &mut v1::ServiceStatus, cause: Condition) {
+    let is_of_endpoints = |reason: &str| [Cause::NoEndpoints, Cause::NoMatchingPort].iter().any(|known| known.as_str() == reason);
+    // The controller knows better than a gateway why there are no endpoints.
+    let explains = row.reason == Cause::NoEndpoints.as_str() && is_of_endpoints(&cause.reason);
+    if row.reason.is_empty() || explains {
+        (row.reason, row.message) = (cause.reason.into_owned(), cause.message.into_owned());
+    } else if row.reason != cause.reason {
+        row.message = format!("{}; {}: {}", row.message, cause.reason, cause.message);
+    }
+}
+
 /// A time since 1970 in UTC, to the microsecond: "2026-01-31T12:00:00.123456Z".
 #[must_use]
 pub fn time_text(since_epoch_ns: u64) -> String {
@@ -343,6 +349,29 @@ mod tests {
 
     use super::*;
     use crate::gateways::registry::{Connection, Report};
+
+    #[test]
+    fn the_reason_of_a_row_keeps_missing_endpoints_and_names_every_other_cause() {
+        let cause = |cause: Cause| Condition::naming(false, cause.as_str(), format!("text of {}", cause.as_str()));
+        let (none, unmatched) = (cause(Cause::NoEndpoints), cause(Cause::NoMatchingPort));
+        let ignored = cause(Cause::AnnotationIgnored);
+        let and_ignored = |first: &str| format!("{first}; AnnotationIgnored: text of AnnotationIgnored");
+        let rows = [
+            ("", vec![&ignored], "AnnotationIgnored", "text of AnnotationIgnored".to_owned()),
+            ("", vec![&none, &ignored], "NoEndpoints", and_ignored("text of NoEndpoints")),
+            ("NoEndpoints", vec![&none, &ignored], "NoEndpoints", and_ignored("text of NoEndpoints")),
+            ("NoEndpoints", vec![&unmatched, &ignored], "NoMatchingPort", and_ignored("text of NoMatchingPort")),
+            ("NoEndpoints", vec![&ignored], "NoEndpoints", and_ignored("of the gateway")),
+            ("NoHealthyBackend", vec![&ignored], "NoHealthyBackend", and_ignored("of the gateway")),
+        ];
+        for (reason, causes, expected, text) in rows {
+            let message = if reason.is_empty() { "" } else { "of the gateway" };
+            let (reason, message) = (reason.to_owned(), message.to_owned());
+            let mut row = v1::ServiceStatus { reason, message, ..v1::ServiceStatus::default() };
+            causes.into_iter().for_each(|cause| add_cause(&mut row, cause.clone()));
+            assert_eq!((row.reason.as_str(), row.message), (expected, text));
+        }
+    }
 
     #[test]
     fn a_drain_warns_of_vips_that_the_gateway_keeps_only_without_an_election() {

@@ -139,6 +139,12 @@ impl Gateways {
         });
     }
 
+    /// The addresses of `l2` pools; clones share them.
+    #[must_use]
+    pub const fn l2_ranges(&self) -> &Arc<[AddressRange]> {
+        &self.l2
+    }
+
     /// The relevant gateways, as for [`Gateways::all_reached`], that say that they cannot answer ARP and NDP for all
     /// addresses of a range.
     #[must_use]

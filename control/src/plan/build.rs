@@ -68,6 +68,8 @@ pub struct WantedStatus {
     pub refusal: Option<Reason>,
     /// Why it lacks an address that it requires; it is served at those in `ingress`, if any.
     pub unassigned: Option<Reason>,
+    /// Whether it lacks the address of a family that it prefers, but does not require.
+    pub lacks_preferred_family: bool,
     /// Whether one of its addresses lies outside every pool.
     pub outside_pools: bool,
     /// Whether it is withheld from gateways until its finalizer is written.
@@ -108,8 +110,6 @@ pub(super) struct Planned {
     pub(super) policy: Policy,
     /// The words in force, of the last plan that served the Service.
     pub(super) in_force: Option<InForce>,
-    /// These, if the next leader has to know them: an annotation has an unknown word.
-    pub(super) remembered: Option<InForce>,
     /// Until when the previous `policy` stays in force, while the status must be written first.
     pub(super) held_until: Option<Instant>,
     /// Until when it is withheld from gateways, while its finalizer must be written first.
@@ -292,7 +292,6 @@ impl<'a> ServiceBuilder<'a> {
         let is_partly_refused =
             service.refusal.is_none() && notes.iter().any(|note| note.cause == Cause::Reason(Reason::Refused));
         let in_force = service.refusal.is_none().then(|| self.words(&service)).or(self.in_force);
-        let has_unknown_word = self.candidate.wanted.as_ref().is_ok_and(|spec| spec.refused_if_new.is_some());
         let status = has_status.then(|| Arc::new(WantedStatus { is_partly_refused, ..self.status(&service, &slices) }));
         Planned {
             revision: self.revision,
@@ -304,7 +303,6 @@ impl<'a> ServiceBuilder<'a> {
             nodes_revision: (self.policy.target == Target::Node).then(|| world.revisions().nodes),
             policy: self.policy,
             in_force,
-            remembered: in_force.filter(|_| has_unknown_word),
             held_until: None,
             withheld_until: None,
             deleted_slices: deleted.since,
@@ -312,12 +310,14 @@ impl<'a> ServiceBuilder<'a> {
         }
     }
 
-    /// Whether an annotation of ours has an unknown word, and nothing is in force that could stay. An address in the
-    /// status tells that gateways serve it, of a checkpoint of a version without these words; mode and target were never
-    /// served with an unknown word then.
+    /// Why a Service is not served: an annotation of ours has an unknown word, and nothing is in force that could stay. Of
+    /// a checkpoint of a version without these words, an address in the status or a table tells that gateways serve it;
+    /// mode and target were never served with an unknown word then.
     fn new_with_unknown_word(&self, spec: &ServiceSpec) -> Option<Refusal> {
         let decides_path = spec.unread.contains(&Unread::Mode) || spec.unread.contains(&Unread::Target);
-        let is_live = self.in_force.is_some() || (!decides_path && !self.candidate.held.ingress.is_empty());
+        let has_tables = self.recalled.is_some_and(|decided| !decided.tables.is_empty());
+        let was_served = has_tables || !self.candidate.held.ingress.is_empty();
+        let is_live = self.in_force.is_some() || (!decides_path && was_served);
         spec.refused_if_new.as_ref().filter(|_| !is_live).map(SpecError::refusal)
     }
 
@@ -394,6 +394,7 @@ impl<'a> ServiceBuilder<'a> {
                 .or_else(|| outcome.missing().filter(|_| !outcome.is_complete))
                 .map(|refusal| refusal.reason)
                 .or(refusal.filter(|_| !has_address)),
+            lacks_preferred_family: has_address && outcome.is_complete && outcome.missing().is_some(),
             outside_pools: outcome.notes.iter().any(is_outside),
             is_withheld: false,
             pools,

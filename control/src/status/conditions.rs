@@ -70,7 +70,12 @@ pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
         ),
         None => {
             let plural = if wanted.pools.len() == 1 { "" } else { "s" };
-            let text = format!("Every address is assigned, from pool{plural} {}.", wanted.pools.join(", "));
+            let pools = format!("from pool{plural} {}", wanted.pools.join(", "));
+            let text = if wanted.lacks_preferred_family {
+                format!("Served at the address of one family, {pools}; the Service does not require the other.")
+            } else {
+                format!("Every address is assigned, {pools}.")
+            };
             Condition::naming(true, "Assigned", text)
         }
     }

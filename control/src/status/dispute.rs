@@ -36,6 +36,16 @@ impl Dispute {
         true
     }
 
+    /// Takes back the last rewrite, which was not sent.
+    pub(super) fn was_not_sent(&mut self) {
+        self.rewritten_at.pop();
+    }
+
+    /// Whether any rewrite still counts.
+    pub(super) fn is_recent(&self, now: Instant) -> bool {
+        self.rewritten_at.iter().any(|at| now < *at + REWRITES_WITHIN)
+    }
+
     /// Whether the object is left alone at this time.
     pub(super) fn is_left_alone(&self, now: Instant) -> bool {
         self.left_alone_until.is_some_and(|until| now < until)
@@ -76,12 +86,25 @@ pub(super) fn remark(wanted: &WantedStatus, known: &OwnedParts, goal: &OwnedPart
     Remark::new(Cause::Reason(Reason::ForeignStatusWriter), format!("{program} {remedy}"))
 }
 
+/// The note for the owner of an object that is not ours, and to which another program adds our marks again and again.
+pub(super) fn returning_marks() -> Remark {
+    let minutes = REWRITES_WITHIN.as_secs() / 60;
+    let text = format!(
+        "Another program puts back what sluice removes from the Service, which sluice no longer serves: finalizer {FINALIZER}, \
+         annotation {GROUP_ANNOTATION}, or conditions; after {REWRITES_MAX} removals sluice leaves it alone for {minutes} \
+         minutes. Remove them from the manifest that this program applies"
+    );
+    Remark::new(Cause::Reason(Reason::ForeignStatusWriter), text)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::status::tests::{Lab, held, ingress};
+    use crate::plan::LeftBy;
+    use crate::status::Statuses;
+    use crate::status::tests::{Lab, held, ingress, leftover};
     use objects::ConditionType;
     use objects::status::IpMode;
 
@@ -93,7 +116,7 @@ mod tests {
             lab.plan(4);
             let mut is_written = false;
             while let Some(write) = lab.due() {
-                is_written |= write.ingress.is_some();
+                is_written |= write.ingress.is_some() || write.finalizer.is_some() || write.group.is_some();
                 lab.see(&write, 4);
             }
             is_written
@@ -140,10 +163,55 @@ mod tests {
     }
 
     #[test]
+    fn a_tool_that_puts_our_marks_back_is_answered_three_times_in_ten_minutes_and_then_told() {
+        let (mut lab, gateway) = Lab::programmed();
+        lab.pass(Duration::from_secs(60));
+        let removals = |lab: &mut Lab, times: u64| {
+            let is_removed = |version: u64, lab: &mut Lab| {
+                gateway.acknowledge(5);
+                let mut left = leftover(LeftBy::Us, false);
+                Arc::make_mut(&mut left.left).resource_version = (lab.version + version).to_string();
+                lab.leave(5, left);
+                lab.pass(Duration::from_secs(1));
+                let write = lab.due();
+                // Without marks the object is no longer one that sluice releases.
+                lab.queue.set_plan(&Statuses::default(), lab.now);
+                write.is_some_and(|write| write.finalizer == Some(false))
+            };
+            let count = (0..times).filter(|version| is_removed(*version, lab)).count();
+            lab.version += times;
+            count
+        };
+        assert_eq!(removals(&mut lab, 9), REWRITES_MAX);
+        let told = lab.texts.iter().filter(|text| text.contains("puts back") && text.contains(FINALIZER)).count();
+        assert_eq!(told, 1, "{:?}", lab.texts);
+        lab.pass(REWRITES_WITHIN);
+        assert_eq!(removals(&mut lab, 1), 1, "it tries again");
+        lab.pass(REWRITES_WITHIN);
+        lab.settle(6);
+        assert!(!lab.queue.remembers_released(), "it is forgotten");
+    }
+
+    #[test]
+    fn a_removal_that_the_server_refuses_or_of_a_deleted_object_is_tried_without_such_a_limit() {
+        for is_deleted in [false, true] {
+            let (mut lab, gateway) = Lab::programmed();
+            lab.pass(Duration::from_secs(60));
+            gateway.acknowledge(5);
+            for version in 0..9 {
+                let mut left = leftover(LeftBy::Us, is_deleted);
+                Arc::make_mut(&mut left.left).resource_version = format!("9{version}");
+                lab.leave(5, left);
+                assert!(lab.due_unless(is_deleted).is_some(), "{is_deleted} {version}");
+            }
+        }
+    }
+
+    #[test]
     fn a_tool_that_takes_the_marks_away_is_named_with_a_remedy_that_can_be_followed() {
         let (mut lab, _gateway) = Lab::programmed();
         let strip = |held: &mut OwnedParts| (held.finalizer, held.group) = (false, None);
-        contested(&mut lab, 9, strip);
+        assert_eq!(contested(&mut lab, 9, strip), REWRITES_MAX);
         let text = lab.texts.last().unwrap();
         assert!(text.starts_with("\"argocd-controller\" removes") && text.contains("ignoreDifferences"), "{text}");
         assert!(text.contains("sluice.dev/group") && !text.contains("class"), "{text}");

@@ -116,13 +116,12 @@ impl Situation<'_> {
         let (wanted, published) = (self.wanted, self.published);
         // A write that still waits may be replaced, so only published addresses are kept.
         let mut goal = OwnedParts {
-            finalizer: !wanted.uid.is_empty(),
             ingress: published.ingress.clone(),
             ingress_without_ip: published.ingress_without_ip,
             ..self.known.clone()
         };
         if !wanted.uid.is_empty() && !self.is_left_alone {
-            goal.group = Some(wanted.group.clone());
+            (goal.finalizer, goal.group) = (true, Some(wanted.group.clone()));
         }
         let is_new = |ingress: &&Ingress| !published.ingress.iter().any(|old| old.leads_as(ingress));
         let waits = wanted.ingress.iter().filter(is_new).any(|ingress| ingress.ip_mode == IpMode::Proxy);

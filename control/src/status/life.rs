@@ -50,6 +50,19 @@ impl Life {
         Self { claim, state, sent: None, dispute, timers, retry_at: None }
     }
 
+    /// The same for an object that was released before.
+    pub(super) fn after_release(self, before: Option<Dispute>) -> Self {
+        Self { dispute: before.filter(|_| matches!(self.claim, PlannedObject::Left(_))).unwrap_or(self.dispute), ..self }
+    }
+
+    /// What outlives it, with the uid of its object: how often it was released, unless it is deleted.
+    pub(super) fn released(self) -> Option<(String, Dispute)> {
+        match &self.claim {
+            PlannedObject::Left(cleanup) if !cleanup.left.is_deleted => Some((cleanup.left.uid.clone(), self.dispute)),
+            _ => None,
+        }
+    }
+
     /// Records a newer plan of the same object.
     pub(super) fn plan(&mut self, claim: PlannedObject, counter: u64, now: Instant) {
         let state = LifeState::planned(Some((self.state, &self.claim)), &claim, counter, now);
@@ -69,6 +82,9 @@ impl Life {
 
     /// Records that a write could not be queued.
     pub(super) fn failed(&mut self, retry_at: Instant) {
+        if matches!(self.claim, PlannedObject::Left(_)) {
+            self.dispute.was_not_sent();
+        }
         self.sent = None;
         self.retry_at = Some(retry_at);
     }
@@ -168,6 +184,13 @@ impl Life {
             let again_at = deadline.into_iter().chain(heard_at).min();
             return LifeStep { again_at, waits_for_gateways: true, ..LifeStep::default() };
         }
+        // A removal that the server did not accept is no dispute, and nobody adds a finalizer to an object that is deleted.
+        let was_left_alone = self.dispute.is_left_alone(view.now);
+        if !left.is_deleted && !self.is_stale() && !self.dispute.rewrites(view.now) {
+            let remarks = if was_left_alone { Vec::new() } else { vec![dispute::returning_marks()] };
+            return LifeStep { again_at: self.dispute.left_alone_until(), remarks, ..LifeStep::default() };
+        }
+        let known = self.known();
         let write = removal(left.name.clone(), left.uid.clone(), left.resource_version.clone(), known, has_our_addresses);
         // Nothing is reported about an object that is deleted.
         let remarks_of_write = if left.is_deleted { Vec::new() } else { vec![conditions::released()] };

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
-use proto::ServiceName;
+use proto::{AddressRange, GatewayProfile, ServiceName};
 use tokio::time::Instant;
 
+use super::dispute::Dispute;
 use super::life::Life;
 use super::state::{FLEET_HEARD_AFTER, GatewaysView, PlannedObject};
-use crate::gateways::registry::{Gateways, Health};
+use crate::gateways::registry::{Gateway, Gateways, Health};
 use crate::plan::{Cleanup, WantedStatuses};
 use objects::note::{Note, Subject};
 use objects::status::StatusWrite;
@@ -57,6 +58,18 @@ pub(super) struct Queue {
     first_gateway_at: Option<Instant>,
     /// The last report of each connected gateway about the Services.
     health: BTreeMap<u64, OrdMap<ServiceName, Health>>,
+    links: Links,
+    /// Rewrites of objects that were released lately: another program may put our marks back.
+    released: BTreeMap<ServiceName, (String, Dispute)>,
+}
+
+/// What tells whether gateways can announce addresses. Clones share the parts with the registry of gateways.
+#[derive(Debug, Default, PartialEq)]
+struct Links {
+    /// The profile of each connection, and whether its gateway is drained.
+    profiles: BTreeMap<u64, (Arc<GatewayProfile>, bool)>,
+    /// The addresses of `l2` pools.
+    l2: Arc<[AddressRange]>,
 }
 
 impl Queue {
@@ -67,6 +80,7 @@ impl Queue {
 
     /// Records a plan. Only Services whose part of it changed are examined.
     pub(super) fn set_plan(&mut self, statuses: &Statuses, now: Instant) {
+        self.released.retain(|_, (_, dispute)| dispute.is_recent(now));
         let before = std::mem::replace(&mut self.wanted, statuses.wanted.clone());
         let mut claims: BTreeMap<ServiceName, Option<PlannedObject>> = BTreeMap::new();
         for item in before.diff(&statuses.wanted) {
@@ -88,25 +102,37 @@ impl Queue {
         }
     }
 
-    /// What is remembered of a Service is forgotten together with it.
+    /// What is remembered of a Service is forgotten together with it, except for how often it was released.
     fn claim(&mut self, name: ServiceName, claim: Option<PlannedObject>, counter: u64, now: Instant) {
         let Some(claim) = claim else {
-            self.lives.remove(&name);
+            if let Some((uid, dispute)) = self.lives.remove(&name).and_then(|life| life.released()) {
+                self.released.insert(name.clone(), (uid, dispute));
+            }
             self.wakes.remove(&name);
             self.waiting.remove(&name);
             return;
         };
         match self.lives.get_mut(&name) {
             Some(life) if life.claim.uid() == claim.uid() => life.plan(claim, counter, now),
-            _ => drop(self.lives.insert(name.clone(), Box::new(Life::new(claim, counter, now)))),
+            _ => {
+                let before = self.released.remove(&name).filter(|(uid, _)| uid == claim.uid()).map(|(_, dispute)| dispute);
+                let life = Life::new(claim, counter, now).after_release(before);
+                self.lives.insert(name.clone(), Box::new(life));
+            }
         }
         self.changed.insert(name);
     }
 
-    /// Records the connected gateways and their reports. Services whose report changed are examined again.
+    /// Records the connected gateways and their reports. Services whose report changed are examined again, and all of them
+    /// once links or `l2` pools have changed.
     pub(super) fn set_gateways(&mut self, gateways: &Gateways, now: Instant) {
         let is_absent = gateways.iter().next().is_none();
-        if is_absent != self.absent_since.is_some() {
+        let profile = |one: &Gateway| (Arc::clone(&one.profile), gateways.is_drained(&one.name));
+        let profiles = gateways.connections().map(|(number, one)| (number, profile(one))).collect();
+        let links = Links { profiles, l2: Arc::clone(gateways.l2_ranges()) };
+        let are_same_links = links == self.links;
+        self.links = links;
+        if is_absent != self.absent_since.is_some() || !are_same_links {
             self.changed.extend(self.lives.keys().cloned());
         }
         self.changed.extend(self.waiting.iter().cloned());
@@ -175,11 +201,56 @@ fn name<'a>(item: &DiffItem<'a, 'a, ServiceName, Health>) -> &'a ServiceName {
 }
 
 #[cfg(test)]
+impl Queue {
+    pub(super) fn remembers_released(&self) -> bool {
+        !self.released.is_empty()
+    }
+}
+
+#[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
+    use objects::ConditionType;
+    use objects::status::IpMode;
     use tokio::sync::watch;
 
     use super::*;
     use crate::gateways::registry::{Connection, Report};
+    use crate::status::tests::{Lab, ingress};
+
+    #[test]
+    fn a_service_is_no_longer_programmed_once_no_gateway_can_announce_its_address() {
+        let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
+        let (one, two) = (lab.connect("edge-1"), lab.connect("edge-2"));
+        let links = |gateway: &Connection, net: &str| {
+            let links = Some(vec![net.parse::<IpNet>().unwrap()]);
+            gateway.report(Report { ready: true, links, ..Report::default() });
+            gateway.acknowledge(4);
+        };
+        let programmed = |lab: &mut Lab| {
+            lab.settle_due(4);
+            lab.condition(ConditionType::Programmed).map(|(holds, _)| holds)
+        };
+        let pool = |lab: &Lab, last: u8| {
+            let range = AddressRange::new([192, 0, 2, 0].into(), [192, 0, 2, last].into()).unwrap();
+            Gateways::serve_l2(lab.gateways(), &[range]);
+        };
+        pool(&lab, 9);
+        links(&one, "192.0.2.0/24");
+        links(&two, "198.51.100.0/24");
+        lab.plan(4);
+        assert_eq!(programmed(&mut lab), Some(true));
+        links(&one, "198.51.100.0/24");
+        assert_eq!(programmed(&mut lab), Some(false), "a link has gone");
+        links(&one, "192.0.2.0/24");
+        assert_eq!(programmed(&mut lab), Some(true));
+        Gateways::drain(lab.gateways(), ["edge-1".to_owned()].into());
+        assert_eq!(programmed(&mut lab), Some(false), "the gateway with the link is drained");
+        pool(&lab, 0);
+        assert_eq!(programmed(&mut lab), Some(true), "the pool has another announcement");
+        pool(&lab, 9);
+        assert_eq!(programmed(&mut lab), Some(false), "its pool is one of l2 again");
+    }
 
     #[test]
     fn a_report_marks_only_the_services_that_it_changes() {

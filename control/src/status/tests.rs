@@ -14,6 +14,7 @@ use objects::{Condition, ConditionType, Leftover, OwnedParts};
 use proto::{Reason, Refusal, ServiceName};
 
 mod property;
+mod release;
 
 /// A Service, the content of its object, and its gateways.
 pub(super) struct Lab {
@@ -52,6 +53,7 @@ pub(super) fn wanted(ingress: &[Ingress]) -> WantedStatus {
         is_foreign: false,
         refusal: None,
         unassigned: None,
+        lacks_preferred_family: false,
         outside_pools: false,
         is_withheld: false,
         pools: vec!["edge".to_owned()],
@@ -63,7 +65,7 @@ pub(super) fn wanted(ingress: &[Ingress]) -> WantedStatus {
     }
 }
 
-fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
+pub(super) fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
     let conditions = [(ConditionType::Programmed, Condition::new(true, "Programmed", ""))].into();
     let held = OwnedParts { conditions, finalizer: true, ..held(&[ingress(1, IpMode::Proxy)]) };
     let left = Leftover {
@@ -110,13 +112,13 @@ impl Lab {
         self.queue.set_plan(&statuses, self.now);
     }
 
-    fn leave(&mut self, counter: u64, cleanup: Cleanup) {
+    pub(super) fn leave(&mut self, counter: u64, cleanup: Cleanup) {
         let statuses = Statuses { counter, wanted: WantedStatuses::new(), cleanups: [(web(), cleanup)].into() };
         self.queue.set_plan(&statuses, self.now);
     }
 
     /// The write that is due. `is_accepted`: whether the server accepts it. The changed object is not seen yet.
-    fn due_unless(&mut self, is_accepted: bool) -> Option<StatusWrite> {
+    pub(super) fn due_unless(&mut self, is_accepted: bool) -> Option<StatusWrite> {
         let gateways = self.gateways.borrow().clone();
         self.queue.set_gateways(&gateways, self.now);
         let mut due = self.queue.due(&gateways, self.now);
@@ -153,9 +155,18 @@ impl Lab {
         self.plan(counter);
     }
 
+    pub(super) const fn gateways(&self) -> &watch::Sender<Gateways> {
+        &self.gateways
+    }
+
     /// Writes everything that is due and sees the results, until nothing is due.
     pub(super) fn settle(&mut self, counter: u64) {
         self.plan(counter);
+        self.settle_due(counter);
+    }
+
+    /// The same without another plan first.
+    pub(super) fn settle_due(&mut self, counter: u64) {
         while let Some(write) = self.due() {
             self.see(&write, counter);
         }
@@ -336,6 +347,11 @@ fn a_service_that_lacks_a_required_family_is_served_and_says_so() {
     lab.wanted.unassigned = None;
     lab.settle(5);
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
+    lab.wanted.lacks_preferred_family = true;
+    lab.settle(6);
+    assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
+    let message = &lab.wanted.held.conditions[&ConditionType::AddressAssigned].message;
+    assert_eq!(message, "Served at the address of one family, from pool edge; the Service does not require the other.");
 }
 
 #[test]
@@ -565,67 +581,6 @@ fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_names_ga
 }
 
 #[test]
-fn a_deleted_service_is_released_once_gateways_have_removed_it_or_after_ten_seconds() {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
-    let gateway = lab.connect("edge-1");
-    gateway.acknowledge(4);
-    lab.settle(4);
-    lab.pass(FLEET_HEARD_AFTER);
-    lab.leave(5, leftover(LeftBy::Us, true));
-    assert!(lab.due().is_none());
-    assert_eq!(lab.queue.next_due(), Some(lab.now + GATEWAYS_WAITED_FOR));
-    gateway.acknowledge(5);
-    let write = lab.due().unwrap();
-    assert_eq!((write.ingress.as_deref(), write.finalizer), (Some(&[][..]), Some(false)));
-    assert_eq!(write.conditions[&ConditionType::Programmed], None);
-    assert_ne!(lab.causes.last(), Some(&Cause::Released), "no note about a deleted Service");
-    assert!(lab.due().is_none(), "once");
-    let mut lab = Lab::new(&[]);
-    let _silent = lab.connect("edge-1");
-    lab.leave(5, leftover(LeftBy::Us, true));
-    assert!(lab.due().is_none());
-    lab.pass(GATEWAYS_WAITED_FOR);
-    assert!(lab.due().is_some());
-}
-
-/// A gateway was connected in this term, and is no longer.
-fn without_gateway() -> Lab {
-    let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
-    let gateway = lab.connect("edge-1");
-    assert!(lab.due().is_none());
-    drop(gateway);
-    lab.pass(FLEET_HEARD_AFTER);
-    lab
-}
-
-#[test]
-fn a_disconnected_gateway_delays_no_deletion() {
-    let mut lab = without_gateway();
-    lab.leave(5, leftover(LeftBy::Us, true));
-    assert!(lab.due().is_some());
-}
-
-#[test]
-fn a_service_deleted_while_no_controller_ran_keeps_its_finalizer_until_gateways_were_heard() {
-    let mut lab = Lab::new(&[]);
-    lab.leave(5, leftover(LeftBy::Us, true));
-    assert!(lab.due().is_none(), "no gateway has dialled yet, and any may forward for it");
-    let fast = lab.connect("edge-1");
-    fast.acknowledge(5);
-    assert!(lab.due().is_none(), "another one may dial in a moment");
-    assert_eq!(lab.queue.next_due(), Some(lab.now + FLEET_HEARD_AFTER));
-    let slow = lab.connect("edge-2");
-    lab.pass(FLEET_HEARD_AFTER);
-    assert!(lab.due().is_none(), "the second one still forwards for it");
-    slow.acknowledge(5);
-    assert_eq!(lab.due().unwrap().finalizer, Some(false));
-    let mut lab = Lab::new(&[]);
-    lab.leave(5, leftover(LeftBy::Us, true));
-    lab.pass(GATEWAYS_WAITED_FOR);
-    assert_eq!(lab.due().unwrap().finalizer, Some(false), "without any gateway it waits ten seconds");
-}
-
-#[test]
 fn what_is_remembered_of_a_service_is_forgotten_with_it() {
     let (mut lab, _gateway) = Lab::programmed();
     assert_eq!(lab.queue.lives.len(), 1);
@@ -664,31 +619,4 @@ fn a_service_whose_clients_lose_their_address_is_programmed_and_its_condition_te
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
     let message = &lab.wanted.held.conditions[&ConditionType::Programmed].message;
     assert!(message.contains("externalTrafficPolicy: Local") && message.contains("dnat"), "{message}");
-}
-
-#[test]
-fn a_service_that_lost_its_class_may_belong_to_another_installation_unless_it_was_ours() {
-    let mut lab = without_gateway();
-    lab.settle(4);
-    lab.leave(5, leftover(LeftBy::UsOrAnother, false));
-    let write = lab.due().unwrap();
-    assert_eq!((write.ingress, write.finalizer), (None, Some(false)), "only a load balancer has addresses in its status");
-    assert_eq!(lab.causes.last(), Some(&Cause::Released));
-    let mut lab = Lab::new(&[]);
-    lab.leave(5, leftover(LeftBy::UsOrAnother, false));
-    assert!(lab.due().is_none());
-    lab.pass(GATEWAYS_WAITED_FOR);
-    assert!(lab.due().is_some());
-}
-
-#[test]
-fn content_of_another_installation_is_removed_only_if_that_one_does_not_release_a_deleted_service() {
-    let mut lab = Lab::new(&[]);
-    lab.leave(5, leftover(LeftBy::Another, false));
-    lab.pass(Duration::from_secs(3_600));
-    assert!(lab.due().is_none() && lab.queue.next_due().is_none());
-    lab.leave(6, leftover(LeftBy::Another, true));
-    assert!(lab.due().is_none());
-    lab.pass(OTHERS_WAITED_FOR);
-    assert_eq!(lab.due().unwrap().ingress, None, "its addresses are not ours");
 }

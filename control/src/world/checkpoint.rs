@@ -1,5 +1,5 @@
 //! The checkpoint: decisions of a leader that its successor must keep. These are the addresses of each Service, the
-//! size of each Maglev table, the settings in force where an annotation cannot be parsed, the seed of all tables, and the
+//! size of each Maglev table, the words in force of each Service that was served, the seed of all tables, and the
 //! reservations of freed addresses.
 //!
 //! Invariant: a plan from the same objects and the checkpoint of the previous plan gives every Service the same
@@ -33,6 +33,11 @@ const SEED: &str = "maglev-seed";
 const POOL: &str = "pool";
 /// Prefix of the line of the gateways that serve node ports, in the first text.
 const NODE_PORTS: &str = "node-ports";
+/// Line of a checkpoint that has the words in force of each Service, in the first text. Without it a Service whose line has
+/// none may have been refused.
+const WORDS: &str = "words";
+/// Setting of a Service that was never served, which has no words in force.
+const NEVER_SERVED: &str = "words=none";
 /// Maximum time of a reservation.
 const RESERVED_MAX_S: u64 = 3600;
 /// Maximum length of one text, in characters: a ConfigMap holds 1 MiB. Four texts hold 65,536 Services of 55 characters
@@ -57,6 +62,23 @@ pub struct InForce {
 }
 
 impl InForce {
+    /// The words that lines omit. They are part of the format, whatever the defaults of the configuration are.
+    const fn usual() -> Self {
+        Self {
+            mode: Mode::Nat,
+            target: Target::Endpoint,
+            scheduler: Scheduler::Maglev,
+            ip_mode: IpMode::Proxy,
+            affinity_scope: AffinityScope::Port,
+            probe: Probe::Tcp,
+        }
+    }
+
+    /// Its words that are not usual.
+    fn unusual_words(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.words().into_iter().zip(Self::usual().words()).filter(|(word, usual)| word != usual).map(|(word, _)| word)
+    }
+
     fn words(&self) -> [(&'static str, &'static str); 6] {
         [
             ("mode", self.mode.as_str()),
@@ -69,14 +91,16 @@ impl InForce {
     }
 
     fn parse(words: &BTreeMap<&str, &str>) -> Option<Self> {
-        let ip_mode = *words.get("ip-mode")?;
+        let usual = Self::usual();
+        let word = |setting: &str, usual: &'static str| words.get(setting).copied().unwrap_or(usual);
+        let ip_mode = word("ip-mode", usual.ip_mode.as_str());
         Some(Self {
-            mode: words.get("mode")?.parse().ok()?,
-            target: words.get("target")?.parse().ok()?,
-            scheduler: words.get("scheduler")?.parse().ok()?,
+            mode: word("mode", usual.mode.as_str()).parse().ok()?,
+            target: word("target", usual.target.as_str()).parse().ok()?,
+            scheduler: word("scheduler", usual.scheduler.as_str()).parse().ok()?,
             ip_mode: [IpMode::Vip, IpMode::Proxy].into_iter().find(|mode| mode.as_str() == ip_mode)?,
-            affinity_scope: words.get("affinity-scope")?.parse().ok()?,
-            probe: words.get("probe")?.parse().ok()?,
+            affinity_scope: word("affinity-scope", usual.affinity_scope.as_str()).parse().ok()?,
+            probe: word("probe", usual.probe.as_str()).parse().ok()?,
         })
     }
 }
@@ -88,7 +112,7 @@ pub struct Decided {
     pub addresses: Vec<IpAddr>,
     /// The size of each of its Maglev tables, in entries.
     pub tables: BTreeMap<TableKey, u32>,
-    /// What is in force of a Service while an annotation of it has an unknown word.
+    /// The words in force of a Service that was served; they stay if an annotation of it gets an unknown word.
     pub in_force: Option<InForce>,
 }
 
@@ -148,6 +172,7 @@ impl Checkpoint {
         let mut texts: Vec<Vec<String>> = vec![Vec::new(); count.max(1)];
         texts[0].extend(self.maglev_seed.map(seed_line));
         texts[0].extend(self.node_port_gateways.as_deref().map(node_ports_line));
+        texts[0].push(WORDS.to_owned());
         let mut put = |name: &ServiceName, line: String| {
             let at = text_of(name, texts.len());
             texts[at].push(line);
@@ -178,6 +203,7 @@ impl Checkpoint {
     pub fn from_texts(texts: &[String], now: Instant, clock: SystemTime) -> Self {
         let clock_s = clock.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let (mut read, mut reserved, mut pools, mut broken) = (Self::default(), Vec::new(), Vec::new(), 0_usize);
+        let has_words = texts.iter().flat_map(|text| text.lines()).any(|line| line == WORDS);
         for text in texts {
             let mut lines = text.lines();
             if lines.next().is_some_and(|first| first != VERSION) {
@@ -185,7 +211,7 @@ impl Checkpoint {
                 continue;
             }
             for line in lines {
-                if let Some((name, decided)) = parse_service(line) {
+                if let Some((name, decided)) = parse_service(line, has_words) {
                     read.put(&name, decided);
                 } else if let Some((address, service, until_s)) = parse_reserved(line) {
                     // The limit guards against a clock that was set back.
@@ -197,7 +223,7 @@ impl Checkpoint {
                     read.node_port_gateways = Some(Arc::new(gateways));
                 } else if let Some(seed) = parse_seed(line) {
                     read.maglev_seed = Some(seed);
-                } else {
+                } else if line != WORDS {
                     broken += 1;
                 }
             }
@@ -240,18 +266,25 @@ fn line(name: &ServiceName, decided: &Decided) -> String {
     for ((protocol, port, family), size) in &decided.tables {
         let _ = write!(line, " {protocol}/{port}/{family}={size}");
     }
-    for (setting, word) in decided.in_force.iter().flat_map(InForce::words) {
-        let _ = write!(line, " {setting}={word}");
+    match &decided.in_force {
+        None => line.extend([" ", NEVER_SERVED]),
+        Some(in_force) => {
+            for (setting, word) in in_force.unusual_words() {
+                let _ = write!(line, " {setting}={word}");
+            }
+        }
     }
     line
 }
 
-fn parse_service(line: &str) -> Option<(ServiceName, Decided)> {
+/// `has_words`: whether the checkpoint has the words of each Service that was served.
+fn parse_service(line: &str, has_words: bool) -> Option<(ServiceName, Decided)> {
     let mut words = line.split(' ');
     let name = proto::convert::service_name(words.next()?).ok()?;
-    let (mut decided, mut in_force) = (Decided::default(), BTreeMap::new());
+    let (mut decided, mut in_force, mut was_served) = (Decided::default(), BTreeMap::new(), has_words);
     for word in words {
         match word.split_once('=') {
+            _ if word == NEVER_SERVED => was_served = false,
             None => decided.addresses.push(word.parse().ok()?),
             Some((setting, word)) if !setting.contains('/') => drop(in_force.insert(setting, word)),
             Some((table, size)) => {
@@ -260,7 +293,8 @@ fn parse_service(line: &str) -> Option<(ServiceName, Decided)> {
             }
         }
     }
-    decided.in_force = InForce::parse(&in_force);
+    was_served |= !in_force.is_empty();
+    decided.in_force = InForce::parse(&in_force).filter(|_| was_served);
     Some((name, decided))
 }
 

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::query::{ServiceOrder, StatusQuery};
 use super::reading::{Rank, Reading, Totals, TrafficCounts, milliseconds};
 use super::{Sources, WorkerLoads};
-use crate::admin::tables::{BackendRow, rows, service};
+use crate::admin::tables::{BackendRow, reason, rows, service};
 
 /// Backends of a Service in the list.
 const MEMBERS_MAX: usize = 4;
@@ -117,7 +117,9 @@ struct ServiceRow {
     /// Without draining ones.
     backends: u32,
     healthy: u32,
-    /// Empty: served.
+    /// Whether the gateway refuses it, so that it forwards nothing for it.
+    refused: bool,
+    /// Why it is not served, or what it lacks; empty: neither.
     reason: String,
     message: String,
     #[serde(flatten)]
@@ -204,12 +206,12 @@ fn find<'a>(query: &StatusQuery, reading: &Reading, services: &'a Views) -> Vec<
     found
 }
 
-/// Whether the text is part of a name, an address, or the reason why the Service is not served.
+/// Whether the text is part of a name, an address, or the reason of the row.
 fn matches(view: &ServiceView, search: &str) -> bool {
     let is_in = |text: String| text.to_lowercase().contains(search);
     search.is_empty()
         || is_in(view.name.to_string())
-        || view.refusal.as_ref().is_some_and(|refusal| is_in(refusal.reason.as_str().to_owned()))
+        || is_in(reason(view).0.to_owned())
         || view.ports.iter().flat_map(|port| &port.frontends).any(|address| is_in(address.to_string()))
         || view.ports.iter().flat_map(|port| &port.backends).any(|backend| is_in(backend.address.to_string()))
 }
@@ -244,6 +246,7 @@ fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> Ser
         scheduler: status.scheduler,
         backends: status.backends,
         healthy: status.healthy,
+        refused: view.refusal.is_some(),
         reason: status.reason,
         message: status.message,
         traffic,

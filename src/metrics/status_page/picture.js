@@ -13,7 +13,7 @@ function drawn(service, rates, ms) {
   return {
     name: service.name, rate: rate(service, service.name), members, rest: service.members_total - members.length,
     frontend: service.frontends[0] || "", others: service.frontends_total - 1,
-    bad: isTroubled(service), health: healthWord(service), isRefused: service.reason !== "",
+    bad: isTroubled(service), health: healthWord(service), isRefused: service.refused,
   };
 }
 

@@ -39,7 +39,7 @@ function fillFigures(list, document_, rates) {
 
 /** A word for the health of a Service; colour says nothing that it does not. */
 function healthWord(service) {
-  if (service.reason) return service.reason;
+  if (service.refused) return service.reason;
   if (service.backends === 0) return "no backends";
   return service.healthy < service.backends ? `${whole(service.healthy)} of ${whole(service.backends)} healthy` : `${whole(service.backends)} healthy`;
 }

@@ -7,7 +7,7 @@ use dataplane::WorkerCounters;
 use dataplane::flow::BackendId;
 use dataplane::snapshot::{BackendView, PortView, ServiceView, Views};
 use http_body_util::BodyExt as _;
-use proto::{Family, Protocol, ServiceName};
+use proto::{Family, Protocol, Reason, Refusal, ServiceName};
 use serde_json::Value;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -131,6 +131,30 @@ fn the_document_says_what_the_admin_api_says_and_its_fields_are_documented() {
     let page = include_str!("../../../docs/reference/status-page.md");
     let missing: Vec<_> = names.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
     assert!(missing.is_empty(), "docs/reference/status-page.md has no {missing:?}");
+}
+
+#[test]
+fn a_service_without_healthy_backends_is_no_refused_one_and_both_are_found_by_their_reason() {
+    let refusal = Refusal { reason: Reason::Unsupported, message: "a setting".to_owned() };
+    let named = |name: &str| ServiceView { name: Arc::new(ServiceName::new("shop", name)), ..web() };
+    let mut failing = named("failing");
+    failing.ports.iter_mut().flat_map(|port| &mut port.backends).for_each(|backend| backend.healthy = false);
+    let all = [
+        failing,
+        ServiceView { ports: Vec::new(), ..named("empty") },
+        ServiceView { refusal: Some(refusal), ..named("refused") },
+    ];
+    let services: Views = all.into_iter().map(|view| (Arc::clone(&view.name), Arc::new(view))).collect();
+    let served = watch::channel(Served { ready: true, services, ..Served::default() }).1;
+    let (page, sources) = (StatusPage::new(Vec::new()), Sources { served, ..sources() });
+    let rows = [("NoHealthyBackend", "failing", false), ("noendpoints", "empty", false), ("Unsupported", "refused", true)];
+    for (reason, name, is_refused) in rows {
+        let (document, _) = document(&page, &sources, &format!("search={reason}"));
+        assert_eq!(names(&document), [format!("shop/{name}")], "{reason}");
+        let row = &document["services"][0];
+        assert_eq!(row["refused"], is_refused, "{row}");
+        assert!(row["reason"].as_str().unwrap().eq_ignore_ascii_case(reason), "{row}");
+    }
 }
 
 const SERVICES: u32 = 10_000;

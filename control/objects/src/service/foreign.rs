@@ -7,8 +7,10 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use super::error::SpecError;
-use crate::note::{Cause, Remark};
+use crate::note::{Cause, Remark, quoted};
 
 /// Prefixes of the annotations of other products.
 const FAMILIES: [&str; 26] = [
@@ -113,8 +115,17 @@ pub fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, Sp
         if let Some(remedy) = refused(key, value) {
             return Err(SpecError::unsupported(&format!("annotation {key}"), value, remedy));
         }
-        let is_internal = || INTERNAL.iter().any(|(theirs, _)| theirs == key);
-        if READ.contains(&key.as_str()) || WRITTEN_BACK.contains(&key.as_str()) || is_internal() {
+        if READ.contains(&key.as_str()) || WRITTEN_BACK.contains(&key.as_str()) {
+            continue;
+        }
+        if let Some((_, internal, public)) = INTERNAL.iter().find(|(theirs, ..)| theirs == key) {
+            let value = value.trim();
+            if ![internal, public, &""].iter().any(|known| value.eq_ignore_ascii_case(known)) {
+                let found = quoted(value);
+                let text =
+                    format!("annotation {key}: found {found}, expected {internal} or {public}; it asks for no internal pool");
+                remarks.push(Remark::new(Cause::AnnotationIgnored, text));
+            }
             continue;
         }
         let advice = EQUIVALENTS.iter().find(|(theirs, _)| theirs == key).map(|(_, ours)| format!("; use sluice.dev/{ours}"));
@@ -124,20 +135,21 @@ pub fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, Sp
     Ok(remarks)
 }
 
-/// Annotations by which an internal load balancer is asked for, with the values that do.
-const INTERNAL: [(&str, &str); 6] = [
-    ("service.beta.kubernetes.io/azure-load-balancer-internal", "true"),
-    ("networking.gke.io/load-balancer-type", "Internal"),
-    ("cloud.google.com/load-balancer-type", "Internal"),
-    ("service.beta.kubernetes.io/openstack-internal-load-balancer", "true"),
-    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", "intranet"),
-    ("service.beta.kubernetes.io/oci-load-balancer-internal", "true"),
+/// Annotations by which an internal load balancer is asked for, with the values that ask for it and for a public one.
+const INTERNAL: [(&str, &str, &str); 6] = [
+    ("service.beta.kubernetes.io/azure-load-balancer-internal", "true", "false"),
+    ("networking.gke.io/load-balancer-type", "Internal", "External"),
+    ("cloud.google.com/load-balancer-type", "Internal", "External"),
+    ("service.beta.kubernetes.io/openstack-internal-load-balancer", "true", "false"),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", "intranet", "internet"),
+    ("service.beta.kubernetes.io/oci-load-balancer-internal", "true", "false"),
 ];
 
 /// Whether an annotation of another product asks for an internal load balancer.
 pub(super) fn asks_for_internal(annotations: &BTreeMap<String, String>) -> bool {
-    let asks =
-        |(key, wanted): &(&str, &str)| annotations.get(*key).is_some_and(|value| value.trim().eq_ignore_ascii_case(wanted));
+    let asks = |(key, wanted, _): &(&str, &str, &str)| {
+        annotations.get(*key).is_some_and(|value| value.trim().eq_ignore_ascii_case(wanted))
+    };
     INTERNAL.iter().any(asks)
 }
 
@@ -150,8 +162,8 @@ enum Refuses {
     AllBut(&'static str),
     /// A list `a=b,c=d` with `key=true`.
     Attribute(&'static str),
-    /// A JSON object with this text in it.
-    Containing(&'static str),
+    /// A JSON object with this key, unless its value is the second text, empty or `null`.
+    Key(&'static str, &'static str),
 }
 
 const PROXY: &str = "a PROXY protocol is not sent: let the backends expect none, and remove it";
@@ -192,7 +204,7 @@ const REFUSED: [(&str, Refuses, &str); 35] = [
     ),
     ("service.beta.kubernetes.io/linode-loadbalancer-proxy-protocol", Refuses::AllBut("none"), PROXY),
     ("service.beta.kubernetes.io/linode-loadbalancer-default-proxy-protocol", Refuses::AllBut("none"), PROXY),
-    ("service.beta.kubernetes.io/linode-loadbalancer-port-*", Refuses::Containing("\"proxy-protocol\""), PROXY),
+    ("service.beta.kubernetes.io/linode-loadbalancer-port-*", Refuses::Key("proxy-protocol", "none"), PROXY),
     ("service.beta.kubernetes.io/linode-loadbalancer-firewall-id", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/linode-loadbalancer-firewall-acl", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/vultr-loadbalancer-proxy-protocol", Refuses::AllBut("false"), PROXY),
@@ -219,7 +231,7 @@ fn refused(key: &str, value: &str) -> Option<&'static str> {
         Refuses::All => true,
         Refuses::AllBut(usual) => !value.eq_ignore_ascii_case(usual),
         Refuses::Attribute(name) => says_true(value, name),
-        Refuses::Containing(text) => value.contains(text),
+        Refuses::Key(name, usual) => has_other(value, name, usual),
     };
     (changes && !value.is_empty()).then_some(*advice)
 }
@@ -228,6 +240,19 @@ fn refused(key: &str, value: &str) -> Option<&'static str> {
 fn says_true(list: &str, key: &str) -> bool {
     let mut pairs = list.split(',').filter_map(|pair| pair.split_once('='));
     pairs.any(|(name, value)| name.trim() == key && value.trim().eq_ignore_ascii_case("true"))
+}
+
+/// Whether a JSON object has another value than `usual` for `key`. A text that is no JSON object counts if it has the key,
+/// because its product may understand it.
+fn has_other(object: &str, key: &str, usual: &str) -> bool {
+    match serde_json::from_str::<BTreeMap<String, Value>>(object) {
+        Ok(object) => match object.get(key) {
+            None | Some(Value::Null) => false,
+            Some(Value::String(word)) => !word.trim().is_empty() && !word.trim().eq_ignore_ascii_case(usual),
+            Some(_) => true,
+        },
+        Err(_) => object.contains(key),
+    }
 }
 
 #[cfg(test)]
@@ -269,7 +294,7 @@ mod tests {
                 Refuses::All => ("arn:aws:acm:1", ""),
                 Refuses::AllBut(usual) => ("yes", usual),
                 Refuses::Attribute(_) => ("a.b=c, proxy_protocol_v2.enabled=True", "proxy_protocol_v2.enabled=false"),
-                Refuses::Containing(_) => (r#"{"proxy-protocol": "v2"}"#, r#"{"protocol": "tcp"}"#),
+                Refuses::Key(..) => (r#"{"proxy-protocol": "v2"}"#, r#"{"protocol": "tcp"}"#),
             };
             let error = of(&key, refused).unwrap_err();
             assert!(error.contains(&key) && error.contains(advice), "{error}");
@@ -278,6 +303,14 @@ mod tests {
             }
         }
         assert!(of("service.cilium.io/src-ranges-policy", "deny").is_err());
+        let linode = |value| of("service.beta.kubernetes.io/linode-loadbalancer-port-443", value).is_ok();
+        assert!(
+            [r#"{"proxy-protocol": "none"}"#, r#"{"proxy-protocol":null}"#, r#"{"x": "proxy-protocol"}"#].map(linode)
+                == [true; 3]
+        );
+        assert!(
+            [r#"{"proxy-protocol": "v1"}"#, r#"{"proxy-protocol": "v1""#, r#"{"proxy-protocol": 2}"#].map(linode) == [false; 3]
+        );
         let keys: std::collections::BTreeSet<_> = REFUSED.iter().map(|(key, ..)| *key).collect();
         assert_eq!(keys.len(), REFUSED.len());
         assert!(
@@ -289,10 +322,14 @@ mod tests {
     #[test]
     fn annotations_that_ask_for_an_internal_load_balancer_do_so_here() {
         let asks = |key: &str, value: &str| asks_for_internal(&[(key.to_owned(), value.to_owned())].into());
-        for (key, value) in INTERNAL {
+        for (key, value, public) in INTERNAL {
             assert!(asks(key, value) && asks(key, &value.to_ascii_lowercase()), "{key}");
-            assert!(!asks(key, "false") && !asks(key, "External"), "{key}");
-            assert_eq!(of(key, value), Ok(Vec::new()));
+            assert!(!asks(key, public) && !asks(key, "yes"), "{key}");
+            for known in [value, public, " "] {
+                assert_eq!(of(key, known), Ok(Vec::new()));
+            }
+            let remarks = of(key, "yes").unwrap();
+            assert!(remarks.len() == 1 && remarks[0].contains("\"yes\"") && remarks[0].contains(value), "{remarks:?}");
         }
     }
 }

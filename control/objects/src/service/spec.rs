@@ -97,11 +97,18 @@ impl ServiceSpec {
                 Unread::AffinityScope => self.affinity_scope = before.affinity_scope,
             }
         }
-        if before.unread_request.is_none() {
-            self.unread_request = None;
-        }
         // The Service may have lost a family in the meantime.
         self.addresses.retain(|address| self.families.contains(&Family::of(*address)));
+        // Without a request to fall back on, any address would be another one than requested.
+        let lacks_addresses = self.unread.contains(&Unread::Addresses) && self.addresses.is_empty();
+        let lacks_pool = self.unread.contains(&Unread::Pool) && self.pool.is_none();
+        if !lacks_addresses && !lacks_pool {
+            self.unread_request = None;
+        }
+        // The words of a readable specification are known, whoever leads.
+        if before.refused_if_new.is_none() {
+            self.refused_if_new = None;
+        }
     }
 }
 
@@ -202,4 +209,44 @@ pub enum Namespaces {
     Named(BTreeSet<String>),
     /// `*`: all.
     All,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_cannot_be_read_stays_open_unless_there_is_one_to_fall_back_on() {
+        let address: IpAddr = [192, 0, 2, 9].into();
+        let with = |addresses: &[IpAddr], pool: Option<&str>| ServiceSpec {
+            families: vec![Family::V4],
+            addresses: addresses.to_vec(),
+            pool: pool.map(str::to_owned),
+            ..ServiceSpec::default()
+        };
+        let unread = |unread: &[Unread]| ServiceSpec {
+            unread: unread.iter().copied().collect(),
+            unread_request: Some("found nonsense".to_owned()),
+            ..with(&[], None)
+        };
+        let rows = [
+            (&[Unread::Addresses][..], with(&[], None), true),
+            (&[Unread::Addresses], with(&[], Some("edge")), true),
+            (&[Unread::Addresses], with(&[address], None), false),
+            (&[Unread::Addresses], with(&["2001:db8::1".parse().unwrap()], None), true),
+            (&[Unread::Pool], with(&[address], None), true),
+            (&[Unread::Pool], with(&[], Some("edge")), false),
+            (&[Unread::Addresses, Unread::Pool], with(&[address], None), true),
+            (&[Unread::Addresses, Unread::Pool], with(&[address], Some("edge")), false),
+        ];
+        for (what, before, is_open) in rows {
+            let mut spec = unread(what);
+            spec.keep(&before);
+            assert_eq!(spec.unread_request.is_some(), is_open, "{what:?} {before:?}");
+            // The next event of the object changes nothing.
+            let mut again = unread(what);
+            again.keep(&spec);
+            assert_eq!(again.unread_request.is_some(), is_open, "{what:?} {before:?}");
+        }
+    }
 }

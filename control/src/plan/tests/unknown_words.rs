@@ -1,6 +1,6 @@
 //! Annotations with unknown words, and what a policy loses of a client's address.
 
-use std::time::Instant;
+use std::time::{Instant, UNIX_EPOCH};
 
 use proto::{AffinityScope, Mode, Probe, Reason, Scheduler, Target};
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use super::{apply, endpoints, named, service, settings, texts};
 use crate::plan::{Memory, Plan, plan};
 use crate::world::World;
 use crate::world::change::Change;
+use crate::world::checkpoint::Checkpoint;
 use objects::note::Cause;
 
 fn annotated(annotations: &[(&str, &str)]) -> Value {
@@ -52,17 +53,85 @@ fn an_unknown_word_of_a_live_service_keeps_what_is_in_force_also_over_a_change_o
     // All at once, and another leader: it has the words of the checkpoint only.
     apply(&mut world, annotated(&WORDS.map(|(name, _)| (name, "natt"))));
     let checkpoint = plan(&world, &settings(), &mut memory, now).checkpoint;
-    let mut other = World::default();
+    let mut other = successor(&checkpoint, now);
     endpoints(&mut other, "web", &texts(&["10.0.0.1"]));
     apply(&mut other, annotated(&WORDS.map(|(name, _)| (name, "natt"))));
-    let texts = checkpoint.to_texts(1, now, std::time::UNIX_EPOCH);
-    let read = crate::world::checkpoint::Checkpoint::from_texts(&texts, now, std::time::UNIX_EPOCH);
-    other.apply(Change::CheckpointReplaced(Box::new(read)));
     let after = plan(&other, &settings(), &mut Memory::default(), now);
     let web = &after.services[&named("web")];
     assert_eq!(*web, before.services[&named("web")]);
     assert_eq!((web.mode, web.target, web.scheduler), (Mode::Dnat, Target::Endpoint, Scheduler::RoundRobin));
     assert_eq!((web.affinity_scope, web.health.probe), (AffinityScope::Service, Probe::Http));
+}
+
+/// The world of the next leader, which has read the checkpoint of the last one, before it has any object.
+fn successor(checkpoint: &Checkpoint, now: Instant) -> World {
+    let mut world = World::default();
+    let read = Checkpoint::from_texts(&checkpoint.to_texts(1, now, UNIX_EPOCH), now, UNIX_EPOCH);
+    world.apply(Change::CheckpointReplaced(Box::new(read)));
+    world
+}
+
+#[test]
+fn a_typo_that_only_the_next_leader_sees_keeps_what_was_in_force() {
+    for words in [&WORDS[..], &[]] {
+        let (mut world, now) = (World::default(), Instant::now());
+        endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
+        apply(&mut world, annotated(words));
+        let before = plan(&world, &settings(), &mut Memory::default(), now);
+        for name in WORDS.map(|(name, _)| name) {
+            let mut typo: Vec<_> = words.iter().copied().filter(|(known, _)| *known != name).collect();
+            typo.push((name, "natt"));
+            let mut next = successor(&before.checkpoint, now);
+            endpoints(&mut next, "web", &texts(&["10.0.0.1"]));
+            apply(&mut next, annotated(&typo));
+            let mut changed = settings();
+            if name == "mode" {
+                changed.defaults.mode = Mode::Gue;
+            }
+            let after = plan(&next, &changed, &mut Memory::default(), now);
+            assert_eq!(after.services[&named("web")], before.services[&named("web")], "{words:?} {name}");
+        }
+    }
+}
+
+#[test]
+fn a_follower_that_saw_the_word_before_the_typo_keeps_it_without_a_checkpoint() {
+    for (name, _) in WORDS {
+        let (mut world, now) = (World::default(), Instant::now());
+        apply(&mut world, annotated(&WORDS));
+        let expected = plan(&world, &settings(), &mut Memory::default(), now);
+        let typo: Vec<_> = WORDS.into_iter().map(|(known, word)| (known, if known == name { "natt" } else { word })).collect();
+        apply(&mut world, annotated(&typo));
+        let first = plan(&world, &settings(), &mut Memory::default(), now);
+        assert_eq!(first.services[&named("web")], expected.services[&named("web")], "{name}");
+    }
+}
+
+#[test]
+fn a_service_that_was_never_served_is_new_to_the_next_leader_too() {
+    let (mut world, now) = (World::default(), Instant::now());
+    apply(&mut world, annotated(&[("scheduler", "natt")]));
+    let first = plan(&world, &settings(), &mut Memory::default(), now);
+    assert!(first.services[&named("web")].refusal.is_some());
+    let mut next = successor(&first.checkpoint, now);
+    apply(&mut next, annotated(&[("scheduler", "natt")]));
+    assert!(plan(&next, &settings(), &mut Memory::default(), now).services[&named("web")].refusal.is_some());
+}
+
+#[test]
+fn a_node_port_service_with_a_table_of_an_earlier_version_counts_as_served() {
+    let ports = json!([{"port": 80, "nodePort": 30080}]);
+    let rows = [("scheduler", false), ("health-check", false), ("mode", true), ("target", true)];
+    for (name, is_refused) in rows {
+        let (mut world, now) = (World::default(), Instant::now());
+        let read = Checkpoint::from_texts(&["v1\nshop/web tcp/80/IPv4=509\n".to_owned()], now, UNIX_EPOCH);
+        world.apply(Change::CheckpointReplaced(Box::new(read)));
+        let mut web = service("web", json!({"type": "NodePort", "loadBalancerClass": null, "ports": ports}));
+        web["metadata"]["annotations"][format!("sluice.dev/{name}")] = "natt".into();
+        apply(&mut world, web);
+        let plan = plan(&world, &settings(), &mut Memory::default(), now);
+        assert_eq!(plan.services[&named("web")].refusal.is_some(), is_refused, "{name}");
+    }
 }
 
 #[test]
