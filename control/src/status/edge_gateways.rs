@@ -409,7 +409,7 @@ fn due_in(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> D
 
 #[cfg(test)]
 mod tests {
-    use proto::{FleetPartner, VipElection};
+    use proto::{FleetPartner, GatewayProfile, VipElection};
 
     use super::*;
     use crate::gateways::registry::{Connection, Report};
@@ -460,6 +460,25 @@ mod tests {
         assert_eq!((known, is_listed), (vec![0, 0, 1, 1, 1, 1, 0], true));
         let refused = ApiError::Failing { code: 422, message: "no".to_owned() };
         assert!(fleet.postpone("edge-1", &refused) > Instant::now() + FAILED_RETRY);
+    }
+
+    #[test]
+    fn the_networks_of_an_object_last_until_its_gateway_reports_others_and_cause_no_write() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let profile = GatewayProfile {
+            prefixes: vec!["192.0.2.2/24".parse().unwrap()],
+            max_state_age: Some(Duration::from_secs(90)),
+            ..GatewayProfile::default()
+        };
+        let now = Timestamp::UNIX_EPOCH;
+        let first = Connection::open(&gateways, "edge-1", "1.0", profile);
+        let old = wanted(&shown(&gateways.borrow())["edge-1"], None, 5, now);
+        assert_eq!(old.prefixes, Some(vec!["192.0.2.2/24".to_owned()]));
+        assert_eq!(old.max_state_age_seconds, Some(90));
+        drop(first);
+        let _again = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
+        let new = wanted(&shown(&gateways.borrow())["edge-1"], Some(&old), 5, now);
+        assert_eq!((&new, due_in(&old, &new, now)), (&old, REFRESH_INTERVAL));
     }
 
     #[test]
