@@ -178,7 +178,7 @@ impl Memory {
 
     /// Records the reports of the connected gateways. Returns true if they require another plan.
     pub fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
-        self.assignment.follow_gateways(gateways, now)
+        self.assignment.follow_gateways(gateways, (now, self.unix_s(now)))
     }
 
     /// Sets the time of day, by which gateways are told when backends were replaced.

@@ -199,6 +199,11 @@ pub struct EdgeGatewayStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096), inner(length(max = 43)))]
     pub prefixes: Option<Vec<String>>,
+    /// How long it uses a state that no controller confirms (its key `maxStateAge`), seconds. Unset: it did not say, and a
+    /// day is assumed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub max_state_age_seconds: Option<u64>,
     /// Groups of VIPs that it owns, of how many: `5/16`. Unset without an election.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vip_groups: Option<String>,

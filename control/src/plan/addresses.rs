@@ -26,7 +26,7 @@ mod holders;
 mod search;
 
 pub use account::{Figures, PoolUse};
-pub use claim::{Allocation, Claim, FamilyAddress, Rules};
+pub use claim::{Allocation, Claim, FamilyAddress, OtherInstallation, Rules};
 pub use freed::FREED_ADDRESS_KEPT;
 
 use claim::refuses;
@@ -70,24 +70,23 @@ impl Allocations {
         let mut outcomes: Vec<Allocation> = vec![Allocation::default(); order.len()];
         self.recheck(&order, &mut outcomes, rules);
         self.adopt_all(&order, &mut outcomes, rules);
-        self.yield_to_others(&order, &mut outcomes, rules);
-        let mut search = Search::default();
-        let are_new: Vec<bool> = order.iter().map(|claim| self.holders.of(&claim.service).is_empty()).collect();
+        self.settle_disputes(&order, &mut outcomes, rules);
+        // Automatic choice of the second family takes no address that another Service names.
+        let named = order.iter().flat_map(|claim| &claim.requested).copied();
+        let mut beside_named = Search::beside(named.collect());
         // An exchange frees an address, which another Service may request.
         let mut is_freed = true;
         while std::mem::take(&mut is_freed) {
             for claim in &order {
-                is_freed |= self.grant(claim, rules);
+                is_freed |= self.grant(claim, rules, &mut beside_named);
             }
         }
+        let mut search = Search::default();
         for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.refuse_requests(claim, rules, &mut search, outcome);
         }
-        for ((claim, outcome), is_new) in order.iter().zip(&mut outcomes).zip(are_new) {
+        for (claim, outcome) in order.iter().zip(&mut outcomes) {
             self.fill(claim, rules, &mut search, outcome);
-            if is_new && claim.requires_all() && outcome.missing().is_some() {
-                self.give_back(claim, rules, &mut search);
-            }
             self.report(claim, rules, &mut search, outcome);
         }
         order.iter().map(|claim| claim.service.clone()).zip(outcomes).collect()
@@ -177,28 +176,42 @@ impl Allocations {
         Some(format!("is reserved for {by}, which freed it, for 10 minutes and until every gateway has removed it"))
     }
 
-    /// Gives up the addresses that an older Service of another installation has, too. The other installation does the same
-    /// with the younger one, so that two Services never have one address for long.
-    fn yield_to_others(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
-        for (place, other) in order.iter().enumerate().filter(|(_, claim)| claim.is_of_another) {
-            for address in self.holders.of(&other.service).to_vec() {
+    /// Settles the disputes about addresses that a Service of another installation has, too. The younger one leaves the
+    /// address, which the other installation does likewise, if it is proven that the other one may have it. Otherwise the
+    /// owners of ours are told, and nothing changes: rights on one namespace take no address of another one.
+    fn settle_disputes(&mut self, order: &[&Claim], outcomes: &mut [Allocation], rules: Rules<'_>) {
+        for (place, other) in order.iter().enumerate().filter(|(_, claim)| claim.of_another.is_some()) {
+            for &address in &other.in_status {
                 if !self.is_held_beside(&other.service, address) {
                     continue;
                 }
-                let is_sharer = |claim: &Claim| self.holders.sharers(address).any(|holder| *holder == claim.service);
-                let sharers = order.iter().enumerate().filter(|(index, claim)| *index != place && is_sharer(claim));
-                for (index, ours) in sharers.map(|(index, claim)| (index, *claim)).collect::<Vec<_>>() {
-                    if index < place {
-                        self.holders.remove(address, &other.service);
-                        continue;
-                    }
-                    self.free(&ours.service, address, rules.now);
+                let holds = |claim: &Claim| self.holders.of(&claim.service).contains(&address);
+                let is_ours = |claim: &Claim| claim.of_another.is_none() && holds(claim);
+                let ours: Vec<usize> = (0..order.len()).filter(|at| is_ours(order[*at])).collect();
+                if ours.is_empty() {
+                    continue;
+                }
+                let (is_proven, held_beside) = (!other.is_alleged(), holds(other));
+                if !is_proven || ours.iter().any(|at| *at < place) {
+                    // No gateway of ours has ever forwarded it for the other one.
+                    self.holders.remove(address, &other.service);
+                    let text = format!(
+                        "address {address} may not work: {} has it in its status, too, and names another installation, of which \
+                         no EdgeGateway and AddressPool for it is known; have its owner remove one of both Services",
+                        other.service
+                    );
+                    let remark = Remark::new(Cause::Reason(Reason::Conflict), text);
+                    ours.iter().filter(|_| !is_proven).for_each(|at| outcomes[*at].notes.push(remark.clone()));
+                    continue;
+                }
+                for at in ours.into_iter().filter(|_| held_beside) {
+                    self.free(&order[at].service, address, rules.now);
                     let text = format!(
                         "it leaves address {address}: {}, which another installation serves, has it too and is older; give \
                          both installations pools that do not overlap",
                         other.service
                     );
-                    outcomes[index].notes.push(Remark::new(Cause::AddressLost, text));
+                    outcomes[at].notes.push(Remark::new(Cause::AddressLost, text));
                 }
             }
         }
@@ -209,14 +222,40 @@ impl Allocations {
         self.holders.sharers(address).any(|holder| holder != service)
     }
 
-    /// Takes the addresses off a new Service that needs every family and lacks one: no gateway has served it.
-    fn give_back(&mut self, claim: &Claim, rules: Rules<'_>, search: &mut Search<'_>) {
-        for address in self.holders.of(&claim.service).to_vec() {
-            self.holders.remove(address, &claim.service);
-            if let Some(index) = rules.pools.index_of(address) {
-                search.give_back((index, Family::of(address)), address);
+    /// Gives a new Service that needs every family an address in each, requested ones before others. If one is missing,
+    /// it holds none, everything is as before, and the result has the family and the reason.
+    fn complete<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>) -> Result<(), (Family, Refusal)> {
+        let (revision, mut taken) = (self.freed.revision, Vec::new());
+        for &family in &claim.families {
+            let requested = claim.requested.iter().copied().find(|address| Family::of(*address) == family);
+            let found = match requested {
+                Some(address) => self.refusal_of_request(claim, address, None, rules).map_or(Ok(address), Err),
+                None => self.take(claim, family, rules, search),
+            };
+            match found {
+                Ok(address) => {
+                    taken.push((address, self.freed.reservations_of(address)));
+                    self.hold(claim, address);
+                }
+                Err(refusal) => {
+                    for (address, reservations) in taken {
+                        self.holders.remove(address, &claim.service);
+                        self.freed.restore(address, reservations);
+                        if let Some(index) = rules.pools.index_of(address) {
+                            search.give_back((index, Family::of(address)), address);
+                        }
+                    }
+                    self.freed.revision = revision;
+                    return Err((family, refusal));
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Whether a Service gets all of its families or none.
+    fn is_all_or_none(&self, claim: &Claim) -> bool {
+        claim.requires_all() && self.holders.of(&claim.service).is_empty()
     }
 
     /// Re-checks Services whose ports or sharing terms changed, after all unchanged ones, so that a change of one
@@ -255,7 +294,14 @@ impl Allocations {
 
     /// Exchanges the addresses of a Service for those that it requests by name, if they are available. Returns whether
     /// it gave one up.
-    fn grant(&mut self, claim: &Claim, rules: Rules<'_>) -> bool {
+    fn grant<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>) -> bool {
+        if self.is_all_or_none(claim) {
+            if claim.unread_request.is_none() && !claim.requested.is_empty() {
+                // The reason is found again when nothing more can be granted.
+                let _ = self.complete(claim, rules, search);
+            }
+            return false;
+        }
         let mut is_any_freed = false;
         for (address, held) in self.open_requests(claim) {
             if self.refusal_of_request(claim, address, held, rules).is_none() {
@@ -276,11 +322,16 @@ impl Allocations {
             lacking.for_each(|family| outcome.miss(*family, refusal.clone()));
         }
         for (address, held) in self.open_requests(claim) {
-            let Some(refusal) = self.refusal_of_request(claim, address, held, rules) else { continue };
+            let Some(refusal) = self.refusal_of_request(claim, address, held, rules) else {
+                // It gets the address together with that of the other family.
+                search.awaited.insert(address);
+                continue;
+            };
             if refusal.reason == Reason::AddressReleasing {
                 search.awaited.insert(address);
                 self.wait(rules.now);
             }
+            self.wait_below_limit(claim, rules);
             match held {
                 Some(old) => {
                     let text = format!("{}; it keeps {old}", refusal.message);
@@ -313,8 +364,8 @@ impl Allocations {
                 format!("pool {name} leaves out addresses that end in .0 or .255; ask for another one"),
             );
         }
-        if self.is_over_limit(claim, pool, address, held) {
-            return refusal(Reason::Exhausted, limit_text(claim, pool));
+        if self.is_over_limit(claim, pool, (address, held), rules) {
+            return refusal(Reason::Exhausted, limit_text(claim, pool, rules));
         }
         if self.holders.is_held(address) {
             let why = self.holders.refuse(address, claim, Some(pool))?;
@@ -328,19 +379,64 @@ impl Allocations {
         refusal(Reason::AddressReleasing, why)
     }
 
-    /// Whether one more address would exceed the quota of the namespace.
-    fn is_over_limit(&self, claim: &Claim, pool: &PoolSpec, address: IpAddr, instead_of: Option<IpAddr>) -> bool {
+    /// Whether an address, which may be `instead_of` another one, would exceed the quota of the namespace.
+    fn is_over_limit(
+        &self,
+        claim: &Claim,
+        pool: &PoolSpec,
+        (address, instead_of): (IpAddr, Option<IpAddr>),
+        rules: Rules<'_>,
+    ) -> bool {
         let namespace = &claim.service.namespace;
-        !self.holders.is_held_in(namespace, address) && self.holders.has_reached_limit(namespace, pool, instead_of)
+        let is_held = self.holders.is_held_in(namespace, address);
+        !is_held && self.has_reached_limit(namespace, pool, (Some(address), instead_of), rules.reached)
     }
 
     /// Whether the namespace of a claim has used up its quota of a pool.
-    fn is_full_for(&self, claim: &Claim, pool: &PoolSpec) -> bool {
-        self.holders.has_reached_limit(&claim.service.namespace, pool, None)
+    fn is_full_for(&self, claim: &Claim, pool: &PoolSpec, rules: Rules<'_>) -> bool {
+        self.has_reached_limit(&claim.service.namespace, pool, (None, None), rules.reached)
+    }
+
+    /// Whether a namespace has used up its quota of a pool, not counting two addresses. Those that it freed count until
+    /// gateways have removed them: nobody else could have them.
+    fn has_reached_limit(
+        &self,
+        namespace: &str,
+        pool: &PoolSpec,
+        (new, except): (Option<IpAddr>, Option<IpAddr>),
+        reached: Option<u64>,
+    ) -> bool {
+        let Some(max) = pool.max_per_namespace else { return false };
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let held = self.holders.held_in(namespace, pool).filter(|address| Some(*address) != except);
+        let free_of = max.saturating_sub(held.take(max).count());
+        let is_of_pool = |address: &IpAddr| pool.ranges.iter().any(|range| range.contains(*address));
+        let is_counted =
+            |address: &IpAddr| Some(*address) != new && is_of_pool(address) && !self.holders.is_held_in(namespace, *address);
+        let mut freed: BTreeSet<IpAddr> = BTreeSet::new();
+        self.freed.forwarded_of(namespace, reached).filter(is_counted).any(|address| {
+            freed.insert(address);
+            freed.len() >= free_of
+        }) || free_of == 0
+    }
+
+    /// Schedules another assignment if the namespace of a claim has freed addresses that count in its quota.
+    fn wait_below_limit(&mut self, claim: &Claim, rules: Rules<'_>) {
+        if self.freed.forwarded_of(&claim.service.namespace, rules.reached).next().is_some() {
+            self.wait(rules.now);
+        }
     }
 
     /// Allocates the missing addresses of a Service from the pools, apart from families in which its request is refused.
     fn fill<'a>(&mut self, claim: &Claim, rules: Rules<'a>, search: &mut Search<'a>, outcome: &mut Allocation) {
+        if self.is_all_or_none(claim) {
+            if !claim.families.iter().any(|family| outcome.misses(*family))
+                && let Err((family, refusal)) = self.complete(claim, rules, search)
+            {
+                outcome.miss(family, refusal);
+            }
+            return;
+        }
         for &family in &claim.families {
             if self.holders.held_of(&claim.service, family).is_some() || outcome.misses(family) {
                 continue;
@@ -380,7 +476,7 @@ impl Allocations {
         let is_usable = |address: &IpAddr| {
             let pool = || rules.pools.holding(*address).filter(|pool| !(pool.avoid_buggy_ips && is_buggy(*address)));
             Family::of(*address) == family
-                && pool().is_some_and(|pool| !self.is_over_limit(claim, pool, *address, None))
+                && pool().is_some_and(|pool| !self.is_over_limit(claim, pool, (*address, None), rules))
                 && !rules.forbidden.contains(*address)
                 && !search.awaited.contains(address)
                 && self.obstacle(claim, *address, rules.pools).is_none()
@@ -402,17 +498,20 @@ impl Allocations {
         };
         let mut limit = None;
         for &(index, pool) in &admitting {
-            if self.is_full_for(claim, pool) {
-                limit = Some(limit_text(claim, pool));
+            if self.is_full_for(claim, pool, rules) {
+                limit = Some(limit_text(claim, pool, rules));
             } else if let Some(address) = search.next((index, pool), family, is_free) {
                 return Ok(address);
             }
         }
         let names: Vec<&str> = admitting.iter().map(|(_, pool)| pool.name.as_str()).collect();
         let pools = if names.is_empty() { "there is no pool".to_owned() } else { format!("pool {}", names.join(", ")) };
-        admitting.retain(|(_, pool)| !self.is_full_for(claim, pool));
+        admitting.retain(|(_, pool)| !self.is_full_for(claim, pool, rules));
         if let Some(address) = self.take_reserved(family, rules, &admitting, search) {
             return Ok(address);
+        }
+        if limit.is_some() {
+            self.wait_below_limit(claim, rules);
         }
         let mut but = String::new();
         if self.has_reserved(&admitting, family) {
@@ -533,10 +632,12 @@ fn misplaced(claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String>
     refuses(pool, claim).filter(|_| claim.readdress || claim.internal).map(|why| format!("would not be given to it: {why}"))
 }
 
-fn limit_text(claim: &Claim, pool: &PoolSpec) -> String {
+fn limit_text(claim: &Claim, pool: &PoolSpec, rules: Rules<'_>) -> String {
     let (name, namespace, max) = (&pool.name, &claim.service.namespace, pool.max_per_namespace.unwrap_or_default());
     format!(
-        "namespace {namespace} has reached its limit in pool {name} (maxPerNamespace {max}); remove Services or share addresses"
+        "namespace {namespace} has reached its limit in pool {name} (maxPerNamespace {max}); freed addresses count until \
+         gateways have removed them{}; remove Services or share addresses",
+        rules.absence()
     )
 }
 

@@ -14,7 +14,7 @@ use proto::{Pool, Protocol, Reason, Refusal, ServiceName};
 
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
-use crate::plan::addresses::{Allocation, Allocations, Claim, PoolUse, Rules};
+use crate::plan::addresses::{Allocation, Allocations, Claim, OtherInstallation, PoolUse, Rules};
 use crate::plan::externals;
 use crate::plan::forbidden::Forbidden;
 use crate::plan::pools::{PoolState, Pools};
@@ -71,9 +71,10 @@ pub(super) struct AssignmentUpdate {
 }
 
 impl Assignment {
-    /// Records the reports of the connected gateways. Returns true if they may change the assignment.
-    pub(super) fn follow_gateways(&mut self, gateways: &Gateways, now: Instant) -> bool {
-        self.gateways.follow(gateways, self.allocations.waits_for_gateways(now))
+    /// Records the reports of the connected gateways. Returns true if they may change the assignment. `now_s` is the Unix
+    /// time, seconds, if it is known.
+    pub(super) fn follow_gateways(&mut self, gateways: &Gateways, (now, now_s): (Instant, Option<u64>)) -> bool {
+        self.gateways.follow(gateways, self.allocations.waits_for_gateways(now), now_s)
     }
 
     /// The gateways that serve node ports, for the next leader.
@@ -117,7 +118,7 @@ impl Assignment {
         }
         let of_forbidden = |of: Revisions| (of.nodes, of.gateways);
         if before.is_none_or(|(before, of_reports)| (of_forbidden(before), of_reports) != (of_forbidden(revisions), reports)) {
-            self.gateways.forget_deleted(world);
+            self.gateways.note_listed(world, &settings.group);
             let profiles = self.gateways.profiles(world, settings);
             let forbidden = Forbidden::new(&profiles, world.nodes().values(), &settings.cluster_cidrs);
             has_moved |= !forbidden.fences_as(&self.forbidden);
@@ -170,15 +171,16 @@ impl Assignment {
     /// The claim of a Service that another installation serves: no other Service gets its addresses, while they lie in
     /// pools of ours or one of ours has them. `None` if none does.
     fn claim_of_other(&self, other: &OtherHolder<'_>) -> Option<Claim> {
-        let OtherHolder { service, created_s, addresses, is_published, .. } = other;
+        let OtherHolder { service, created_s, addresses, is_proven, .. } = other;
         let is_ours =
             |address: &IpAddr| self.pools.holding(*address).is_some() || self.allocations.is_held_beside(service, *address);
         let in_status: Vec<IpAddr> = addresses.iter().copied().filter(is_ours).collect();
+        let is_proven = *is_proven && in_status.iter().all(|address| self.pools.elsewhere(*address).is_some());
         let claim = Claim {
             created_s: *created_s,
             in_status,
             status_is_ours: true,
-            is_of_another: *is_published,
+            of_another: Some(if is_proven { OtherInstallation::Proven } else { OtherInstallation::Alleged }),
             ..Claim::new((*service).clone())
         };
         (!claim.in_status.is_empty()).then_some(claim)
@@ -211,7 +213,7 @@ impl Assignment {
         self.named =
             claims.iter().flat_map(|claim| [&claim.requested, &claim.in_status, &claim.recalled]).flatten().copied().collect();
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
-        let reach = self.gateways.reach(world, &settings.group, now_s);
+        let reach = self.gateways.reach(now_s);
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: reach.counter, absent: &reach.absent, now };
         let mut outcomes = self.allocations.assign(&claims, rules);
         // A Service that is being deleted keeps its addresses but is no longer served; one of another group never was.
@@ -287,7 +289,7 @@ fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Cla
         namespace_labels,
         in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
         status_is_ours: candidate.status_is_ours,
-        is_of_another: false,
+        of_another: None,
         status_writer: candidate.foreign_manager.clone(),
         recalled: Vec::new(),
     }

@@ -4,7 +4,7 @@
 //! another installation has marked by its group annotation is not ours before that one has released it: its gateways may
 //! forward for it, also without their controller. A Service without class is not ours if a cloud controller holds it by
 //! its finalizer; one that was ours stays ours until it is released, even if the rules no longer claim it.
-//! Deliberately not here: when the parts of a Service that is not ours any more are removed (`status::finalizer`).
+//! Deliberately not here: when the parts of a Service that is not ours any more are removed (`status::life`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -207,16 +207,19 @@ pub(super) fn cleanups(
     settings: &ControllerSettings,
     foreign_services: &[ServiceName],
 ) -> BTreeMap<ServiceName, Cleanup> {
-    let leftovers = world.leftovers().iter().map(|(name, left)| (name, Tenure::of_leftover(left, settings), Arc::clone(left)));
+    let left_by = |tenure| if let Tenure::Left(by) = tenure { Some(by) } else { None };
+    let leftovers = world.leftovers().iter().filter_map(|(name, left)| {
+        let by = left_by(Tenure::of_leftover(left, settings))?;
+        Some((name.clone(), Cleanup { left: Arc::clone(left), by }))
+    });
     let candidates = foreign_services.iter().filter_map(|name| Some((name, &*world.services().get(name)?.candidate)));
     let candidates = candidates.filter(|(_, candidate)| candidate.held.has_marks());
-    let candidates = candidates
-        .map(|(name, candidate)| (name, Tenure::of_candidate(candidate, world, settings), Arc::new(Leftover::from(candidate))));
-    let left = |(name, tenure, left): (&ServiceName, Tenure, Arc<Leftover>)| match tenure {
-        Tenure::Left(by) => Some((name.clone(), Cleanup { left, by })),
-        _ => None,
-    };
-    leftovers.chain(candidates).filter_map(left).collect()
+    // A Service of another installation has nothing to remove, and is not copied.
+    let candidates = candidates.filter_map(|(name, candidate)| {
+        let by = left_by(Tenure::of_candidate(candidate, world, settings))?;
+        Some((name.clone(), Cleanup { left: Arc::new(Leftover::from(candidate)), by }))
+    });
+    leftovers.chain(candidates).collect()
 }
 
 /// A Service that another installation has marked, with the addresses of its status.
@@ -226,6 +229,8 @@ pub(super) struct OtherHolder<'a> {
     pub(super) addresses: Vec<IpAddr>,
     /// Whether sluice wrote that status. Anybody else could name any address there.
     pub(super) is_published: bool,
+    /// Whether sluice wrote that status and the installation has gateways with an `EdgeGateway`.
+    pub(super) is_proven: bool,
     /// Whether gateways may still forward for it: it is being served, or deleted.
     pub(super) is_held: bool,
 }
@@ -237,9 +242,11 @@ pub(super) fn held_by_others<'a>(world: &'a World, settings: &'a ControllerSetti
     let left = world.leftovers().values();
     let left = left.map(|one| (&one.name, one.created_s, &one.held, one.status_is_ours, one.holds_addresses()));
     let others = services.chain(left).filter(|(_, _, held, ..)| held.is_of_another(&settings.group));
-    others.map(|(service, created_s, held, is_published, is_held)| {
+    let groups: BTreeSet<&str> = world.gateways().values().map(|gateway| gateway.group.as_str()).collect();
+    others.map(move |(service, created_s, held, is_published, is_held)| {
         let addresses = held.ingress.iter().map(|ingress| ingress.ip).collect();
-        OtherHolder { service, created_s, addresses, is_published, is_held }
+        let is_proven = is_published && held.group.as_deref().is_some_and(|group| groups.contains(group));
+        OtherHolder { service, created_s, addresses, is_published, is_proven, is_held }
     })
 }
 

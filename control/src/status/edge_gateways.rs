@@ -27,7 +27,7 @@ use super::gateway_conditions::{self, GatewayFacts};
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
 use crate::kubernetes::{ApiError, Cluster, Retry, WatchedGateways, patch_params, post_params};
-use crate::world::change::{Change, KnownGateway};
+use crate::world::change::{Change, KnownGateway, LAST_SEEN_AGE_MAX};
 use objects::crd::{
     EdgeGateway, EdgeGatewayPartner, EdgeGatewaySession, EdgeGatewaySpec, EdgeGatewayStatus, GATEWAY_ADDRESSES_MAX,
 };
@@ -35,7 +35,7 @@ use objects::text;
 use proto::FleetStatus;
 
 /// Interval of updates of connected gateways, and so the maximum age of LAST-SEEN.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
+const REFRESH_INTERVAL: Duration = LAST_SEEN_AGE_MAX;
 /// Debounce time of other changes, so that a restart of the fleet causes a few writes per gateway. The objects lag by
 /// this time and the time of writing, 2 s at most.
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -137,7 +137,9 @@ fn shown(gateways: &Gateways) -> BTreeMap<String, EdgeGatewayStatus> {
             version: Some(gateway.version.clone()),
             addresses: Some(texts(&gateway.profile.reserved())),
             next_hops: Some(texts(&gateway.profile.next_hops)),
-            prefixes: Some(texts(&gateway.profile.prefixes)),
+            // It reports them some time after it connects; until then those of its object are kept.
+            prefixes: Some(texts(&gateway.profile.prefixes)).filter(|prefixes| !prefixes.is_empty()),
+            max_state_age_seconds: gateway.profile.max_state_age.map(|age| age.as_secs()),
             conditions: gateway_conditions::of_connected(GatewayFacts {
                 is_ready,
                 is_drained: gateways.is_drained(&gateway.name),
@@ -414,9 +416,11 @@ impl EdgeGateways<'_> {
 
 fn wanted(shown: &EdgeGatewayStatus, old: Option<&EdgeGatewayStatus>, services: u32, now: Timestamp) -> EdgeGatewayStatus {
     let last_seen = Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+    let prefixes = shown.prefixes.clone().or_else(|| old?.prefixes.clone());
+    let max_state_age_seconds = shown.max_state_age_seconds.or(old.and_then(|old| old.max_state_age_seconds));
     let old = old.map_or(&[][..], |old| &old.conditions);
     let conditions = gateway_conditions::dated(shown.conditions.clone(), old, now);
-    EdgeGatewayStatus { services: Some(services), last_seen, conditions, ..shown.clone() }
+    EdgeGatewayStatus { services: Some(services), last_seen, prefixes, max_state_age_seconds, conditions, ..shown.clone() }
 }
 
 /// When an object has to be written: at once if it differs by more than figures or its LAST-SEEN is too old, later if only
@@ -440,7 +444,7 @@ fn due_in(old: &EdgeGatewayStatus, new: &EdgeGatewayStatus, now: Timestamp) -> D
 
 #[cfg(test)]
 mod tests {
-    use proto::{FleetPartner, VipElection};
+    use proto::{FleetPartner, GatewayProfile, VipElection};
 
     use super::*;
     use crate::gateways::registry::{Connection, Report};
@@ -528,6 +532,25 @@ mod tests {
         assert_eq!((known, is_listed), (vec![0, 0, 1, 1, 1, 1, 0], true));
         let refused = ApiError::Failing { code: 422, message: "no".to_owned() };
         assert!(fleet.postpone("edge-1", &refused) > Instant::now() + FAILED_RETRY);
+    }
+
+    #[test]
+    fn the_networks_of_an_object_last_until_its_gateway_reports_others_and_cause_no_write() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let profile = GatewayProfile {
+            prefixes: vec!["192.0.2.2/24".parse().unwrap()],
+            max_state_age: Some(Duration::from_secs(90)),
+            ..GatewayProfile::default()
+        };
+        let now = Timestamp::UNIX_EPOCH;
+        let first = Connection::open(&gateways, "edge-1", "1.0", profile);
+        let old = wanted(&shown(&gateways.borrow())["edge-1"], None, 5, now);
+        assert_eq!(old.prefixes, Some(vec!["192.0.2.2/24".to_owned()]));
+        assert_eq!(old.max_state_age_seconds, Some(90));
+        drop(first);
+        let _again = Connection::open(&gateways, "edge-1", "1.0", Vec::new());
+        let new = wanted(&shown(&gateways.borrow())["edge-1"], Some(&old), 5, now);
+        assert_eq!((&new, due_in(&old, &new, now)), (&old, REFRESH_INTERVAL));
     }
 
     #[test]

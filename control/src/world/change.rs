@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node};
 use k8s_openapi::jiff::Timestamp;
@@ -13,6 +14,9 @@ use proto::{GatewayProfile, ServiceName};
 
 use crate::world::checkpoint::Checkpoint;
 use crate::world::overrides::Overrides;
+
+/// Maximum age of LAST-SEEN in the object of a connected gateway, while the API server takes writes.
+pub const LAST_SEEN_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// A gateway, as its `EdgeGateway` object shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,10 +38,11 @@ impl From<&EdgeGateway> for KnownGateway {
         let next_hops = addresses(status.next_hops);
         let own = addresses(status.addresses).into_iter().filter(|address| !next_hops.contains(address));
         let prefixes = status.prefixes.into_iter().flatten().filter_map(|text| text.parse().ok()).collect();
+        let max_state_age = status.max_state_age_seconds.map(Duration::from_secs);
         let last_seen = status.last_seen.and_then(|text| text.parse::<Timestamp>().ok());
         Self {
             group: object.spec.group.clone(),
-            profile: GatewayProfile { prefixes, ..GatewayProfile::new(own, next_hops.iter().copied()) },
+            profile: GatewayProfile { prefixes, max_state_age, ..GatewayProfile::new(own, next_hops.iter().copied()) },
             last_seen_s: last_seen.and_then(|time| u64::try_from(time.as_second()).ok()),
         }
     }
@@ -101,10 +106,12 @@ mod tests {
             addresses: texts(&["192.0.2.1", "192.0.2.2", "no address"]),
             next_hops: texts(&["192.0.2.1"]),
             prefixes: texts(&["192.0.2.2/24", "no prefix"]),
+            max_state_age_seconds: Some(90),
             last_seen: Some("1970-01-01T00:01:00Z".to_owned()),
             ..EdgeGatewayStatus::default()
         });
         let profile = GatewayProfile {
+            max_state_age: Some(Duration::from_secs(90)),
             prefixes: vec!["192.0.2.2/24".parse().unwrap()],
             ..GatewayProfile::new(["192.0.2.2".parse().unwrap()], ["192.0.2.1".parse().unwrap()])
         };

@@ -7,6 +7,7 @@
 //! that cannot be parsed are skipped. Deliberately not here: where it is stored (`store`), and the allocation
 //! (`addresses`).
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -165,8 +166,8 @@ impl Checkpoint {
     }
 
     /// Serializes it into several texts; the hash of its name chooses the text of a Service. `clock` is the time of day
-    /// at `now`. A text that would be too long loses its longest lines, so that a Service of a thousand ports displaces
-    /// no others.
+    /// at `now`. A text that would be too long loses reservations first, then pools, then the longest Services, so that a
+    /// Service of a thousand ports displaces no others.
     #[must_use]
     pub fn to_texts(&self, count: usize, now: Instant, clock: SystemTime) -> Vec<String> {
         let mut texts: Vec<Vec<String>> = vec![Vec::new(); count.max(1)];
@@ -240,18 +241,60 @@ fn text_of(name: &ServiceName, count: usize) -> usize {
     usize::try_from(proto::fnv1a(name.to_string().as_bytes()) % u64::try_from(count).unwrap_or(1).max(1)).unwrap_or_default()
 }
 
+/// What a line is about, in the order of their claim to room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum LineKind {
+    Installation,
+    Service,
+    Pool,
+    Reservation,
+}
+
+impl LineKind {
+    fn of(line: &str) -> Self {
+        match line.split(' ').next() {
+            Some(RESERVED) => Self::Reservation,
+            Some(POOL) => Self::Pool,
+            Some(SEED | NODE_PORTS) => Self::Installation,
+            _ => Self::Service,
+        }
+    }
+}
+
+/// One text, filled with Services, short ones first, then pools, then reservations, new ones first. What finds no room is
+/// left out.
 fn joined(mut lines: Vec<String>) -> String {
     let mut length: usize = VERSION.len() + 1 + lines.iter().map(|line| line.len() + 1).sum::<usize>();
     if length > TEXT_MAX {
-        let all = lines.len();
-        lines.sort_by_key(String::len);
-        while let Some(longest) = lines.pop_if(|_| length > TEXT_MAX) {
-            length -= longest.len() + 1;
-        }
+        // The end of a reservation is its last word.
+        let until_s = |line: &str| line.rsplit(' ').next().and_then(|word| word.parse::<u64>().ok());
+        lines.sort_by_cached_key(|line| match LineKind::of(line) {
+            LineKind::Reservation => (LineKind::Reservation, Reverse(until_s(line)), line.len()),
+            kind => (kind, Reverse(None), line.len()),
+        });
+        let mut left_out = [0_usize; 3];
+        length = VERSION.len() + 1;
+        lines.retain(|line| {
+            let with_line = length + line.len() + 1;
+            if with_line <= TEXT_MAX {
+                length = with_line;
+                return true;
+            }
+            match LineKind::of(line) {
+                LineKind::Installation | LineKind::Service => left_out[0] += 1,
+                LineKind::Pool => left_out[1] += 1,
+                LineKind::Reservation => left_out[2] += 1,
+            }
+            false
+        });
         lines.sort();
+        let [services, pools, reservations] = left_out;
         tracing::warn!(
-            left_out = all - lines.len(),
-            "the checkpoint is too long; a new leader decides about these Services again"
+            services,
+            pools,
+            reservations,
+            "the checkpoint is too long and leaves these out; a new leader decides about such Services again, does not know the \
+             routes of such pools once they are deleted, and gives freed addresses to others earlier"
         );
     }
     lines.insert(0, VERSION.to_owned());
@@ -445,5 +488,31 @@ mod tests {
         assert!(texts[0].len() <= TEXT_MAX);
         let read = Checkpoint::from_texts(&texts, Instant::now(), UNIX_EPOCH);
         assert!(read.services.len() == 2 && read.services.contains_key(&ServiceName::new("shop", "small")));
+    }
+
+    #[test]
+    fn services_and_pools_lose_no_room_to_reservations_and_new_reservations_none_to_old_ones() {
+        let (mut all, now) = (Checkpoint::default(), Instant::now());
+        let vip = || "2001:db8:1111:2222:3333:4444:5555:6666".parse().unwrap();
+        for number in 0..100 {
+            // A line of a Service is longer than one of a reservation.
+            let name = ServiceName::new("shop", &format!("{number:0>100}"));
+            all.put(&name, Decided { addresses: vec![vip()], ..Decided::default() });
+        }
+        let ranges = vec!["192.0.2.0/24".parse().unwrap()];
+        all.pools = Arc::new(vec![Pool { name: String::new(), ranges, announce: Announce::L2, bgp: PoolBgp::default() }]);
+        let reserved = |number: u64| Reserved {
+            until: now + Duration::from_secs(number / 100),
+            address: vip(),
+            service: ServiceName::new("shop", &number.to_string()),
+        };
+        all.reserved = Arc::new((0..20_000).map(reserved).collect());
+        let texts = all.to_texts(1, now, UNIX_EPOCH);
+        assert!(texts[0].len() <= TEXT_MAX);
+        let read = Checkpoint::from_texts(&texts, now, UNIX_EPOCH);
+        assert_eq!((read.services.len(), read.pools.len()), (100, 1));
+        assert!(read.reserved.len() < 20_000);
+        assert!(read.reserved.iter().any(|one| one.service.name == "19999"));
+        assert!(read.reserved.iter().all(|one| one.service.name != "0"));
     }
 }

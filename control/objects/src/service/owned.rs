@@ -3,7 +3,7 @@
 //!
 //! Invariant: conditions and finalizers of other controllers are never treated as ours, and so never changed.
 //! Deliberately not here: the desired content (`status`), and when parts are removed (the controller's
-//! `status::finalizer`).
+//! `status::life`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -28,11 +28,12 @@ enum AddressSource {
 }
 
 impl AddressSource {
-    const fn applies_to(self, claim: &Claim) -> bool {
+    fn applies_to(self, claim: &Claim) -> bool {
         match self {
-            Self::Ours => claim.status_is_ours,
+            // What is only alleged comes last.
+            Self::Ours => claim.status_is_ours && !claim.is_alleged(),
             Self::Recalled => !claim.recalled.is_empty(),
-            Self::Foreign => !claim.status_is_ours,
+            Self::Foreign => !claim.status_is_ours || claim.is_alleged(),
         }
     }
 }
@@ -67,7 +68,7 @@ impl Allocations {
             if !is_wanted || self.holders.held_of(&claim.service, family).is_some() {
                 continue;
             }
-            let is_ours = source != AddressSource::Foreign;
+            let is_ours = source != AddressSource::Foreign || claim.of_another.is_some();
             let is_shared_unread = !claim.is_readable() && is_ours && self.holders.is_held(address);
             let obstacle = || match source {
                 AddressSource::Foreign => self.obstacle(claim, address, rules.pools),

@@ -22,6 +22,15 @@ const ABSENT_NAMED_MAX: usize = 8;
 /// Ports on which a Service listens at its addresses.
 pub(super) type Port = (Protocol, u16);
 
+/// Whether another installation that a Service names exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherInstallation {
+    /// It has `EdgeGateway`s and pools with the Service's addresses, which only administrators of the cluster write.
+    Proven,
+    /// Only the Service says so, and its owner may have rights on one namespace only.
+    Alleged,
+}
+
 /// The addresses that one Service requests, and those that it held before.
 #[derive(Clone, Debug)]
 pub struct Claim {
@@ -55,8 +64,8 @@ pub struct Claim {
     pub in_status: Vec<IpAddr>,
     /// Whether sluice wrote that status. If so, its addresses count even outside the pools.
     pub status_is_ours: bool,
-    /// Whether another installation serves it at the addresses in its status.
-    pub is_of_another: bool,
+    /// The installation that serves it at the addresses in its status; `None`: this one.
+    pub of_another: Option<OtherInstallation>,
     /// Another field manager that wrote the status.
     pub status_writer: Option<String>,
     /// Addresses that a previous leader allocated to it.
@@ -83,7 +92,7 @@ impl Claim {
             namespace_labels: Labels::new(),
             in_status: Vec::new(),
             status_is_ours: false,
-            is_of_another: false,
+            of_another: None,
             status_writer: None,
             recalled: Vec::new(),
         }
@@ -91,6 +100,11 @@ impl Claim {
 
     pub(super) fn terms(&self) -> Terms {
         Terms { namespace: self.service.namespace.clone(), sharing: self.sharing.clone() }
+    }
+
+    /// Whether only the Service says that another installation serves it.
+    pub(super) fn is_alleged(&self) -> bool {
+        self.of_another == Some(OtherInstallation::Alleged)
     }
 
     /// Whether the specification of the Service could be parsed.

@@ -35,7 +35,7 @@ pub(super) struct Freed {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Reservation {
+pub(super) struct Reservation {
     until: Instant,
     /// Counter of the first state without it; `None` until that state exists.
     gone_in: Option<u64>,
@@ -111,6 +111,34 @@ impl Freed {
     /// Whether any reservation has expired and waits only for gateways.
     pub(super) fn waits_for_gateways(&self, now: Instant) -> bool {
         self.reservations.first().is_some_and(|one| one.until <= now)
+    }
+
+    /// All reservations of `address`, to restore them if another Service does not get it after all.
+    pub(super) fn reservations_of(&self, address: IpAddr) -> BTreeMap<ServiceName, Reservation> {
+        self.of.get(&address).cloned().unwrap_or_default()
+    }
+
+    /// Restores reservations that ended since [`Self::reservations_of`].
+    pub(super) fn restore(&mut self, address: IpAddr, reservations: BTreeMap<ServiceName, Reservation>) {
+        for (service, kept) in reservations {
+            self.by.entry(service.clone()).or_default().insert(address);
+            self.reservations.insert(Reserved { until: kept.until, address, service: service.clone() });
+            self.of.entry(address).or_default().insert(service, kept);
+        }
+    }
+
+    /// Former addresses of the Services of a namespace that a gateway may still forward; an address may occur twice.
+    pub(super) fn forwarded_of(&self, namespace: &str, reached: Option<u64>) -> impl Iterator<Item = IpAddr> {
+        let first = ServiceName::new(namespace, "");
+        let of_namespace = self.by.range(first.clone()..).take_while(move |(name, _)| name.namespace == first.namespace);
+        let of_namespace = of_namespace.filter(move |_| reached.is_some());
+        of_namespace.flat_map(move |(name, addresses)| {
+            let is_forwarded = move |address: &&IpAddr| {
+                let kept = self.of.get(*address).and_then(|holders| holders.get(name));
+                kept.is_some_and(|kept| !kept.is_removed(reached))
+            };
+            addresses.iter().filter(is_forwarded).copied()
+        })
     }
 
     /// Drops all reservations of `address`.

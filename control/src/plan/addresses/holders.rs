@@ -155,14 +155,14 @@ impl Holders {
         }
     }
 
-    /// Whether a namespace has used up its quota of `pool`, not counting `except`.
-    pub(super) fn has_reached_limit(&self, namespace: &str, pool: &PoolSpec, except: Option<IpAddr>) -> bool {
-        let Some(max) = pool.max_per_namespace else { return false };
-        let max = usize::try_from(max).unwrap_or(usize::MAX);
-        let Some(addresses) = self.namespaces.get(namespace) else { return false };
-        let within = |range: &proto::AddressRange| addresses.range(range.first()..=range.last()).map(|(address, _)| *address);
-        let held = pool.ranges.iter().flat_map(within).filter(|address| Some(*address) != except);
-        held.take(max).count() == max
+    /// The addresses of `pool` that Services of a namespace hold.
+    pub(super) fn held_in(&self, namespace: &str, pool: &PoolSpec) -> impl Iterator<Item = IpAddr> {
+        let addresses = self.namespaces.get(namespace);
+        let within = move |range: &proto::AddressRange| {
+            let held = addresses.map(|addresses| addresses.range(range.first()..=range.last()));
+            held.into_iter().flatten().map(|(address, _)| *address)
+        };
+        pool.ranges.iter().flat_map(within)
     }
 
     /// Whether any Service of a namespace holds `address`.

@@ -28,6 +28,11 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
+    /// One that leaves out the addresses that Services request by name.
+    pub(super) fn beside(awaited: BTreeSet<IpAddr>) -> Self {
+        Self { awaited, ..Self::default() }
+    }
+
     /// The next free address of a pool.
     pub(super) fn next(
         &mut self,

@@ -202,6 +202,8 @@ fn of_two_services_that_two_installations_gave_one_address_the_younger_gets_anot
         theirs["metadata"]["annotations"] = json!({"sluice.dev/group": "other"});
         apply(&mut world, theirs.clone());
         let vip = |plan: &Plan| plan.services[&named("web")].ports[0].vips[0].to_string();
+        world.apply(gateway_of("other"));
+        world.apply(Change::PoolsReplaced(vec![pool_of_another_class()]));
         assert_eq!(vip(&plan(&world, &settings(), &mut memory, now)), "192.0.2.100");
         theirs["status"]["loadBalancer"]["ingress"] = json!([{"ip": "192.0.2.100"}]);
         theirs["metadata"]["managedFields"] = json!([{"manager": "sluice", "subresource": "status",
@@ -221,6 +223,64 @@ fn of_two_services_that_two_installations_gave_one_address_the_younger_gets_anot
         plan(&world, &settings(), &mut memory, now);
         apply(&mut world, theirs);
         assert_eq!(vip(&plan(&world, &settings(), &mut memory, now)), "192.0.2.100");
+    }
+}
+
+fn gateway_of(group: &str) -> Change {
+    let known = KnownGateway { group: group.to_owned(), ..KnownGateway::default() };
+    Change::GatewaysReplaced([("edge-9".to_owned(), known)].into())
+}
+
+fn pool_of_another_class() -> AddressPool {
+    let mut theirs = routed_pool("theirs", &["192.0.2.100-192.0.2.101"], Value::Null);
+    theirs.spec.load_balancer_class = Some("example.com/other".to_owned());
+    theirs
+}
+
+#[test]
+fn a_service_that_only_alleges_another_installation_takes_no_address_away_whoever_leads() {
+    let now = Instant::now();
+    // Without gateways, without a pool for the address, and with both.
+    for (has_gateway, has_pool) in [(false, true), (true, false), (true, true)] {
+        let mut world = World::default();
+        if has_gateway {
+            world.apply(gateway_of("x"));
+        }
+        world.apply(Change::PoolsReplaced(has_pool.then(pool_of_another_class).into_iter().collect()));
+        let mut web = service("web", json!({}));
+        web["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z".into();
+        let mut evil = service("evil", json!({"loadBalancerClass": "example.com/other"}));
+        evil["metadata"]["namespace"] = "attack".into();
+        evil["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
+        evil["metadata"]["annotations"] = json!({"sluice.dev/group": "x"});
+        let fields = json!([{"manager": "sluice", "subresource": "status",
+            "fieldsV1": {"f:status": {"f:loadBalancer": {"f:ingress": {}}}}}]);
+        for object in [&mut web, &mut evil] {
+            object["status"]["loadBalancer"]["ingress"] = json!([{"ip": "192.0.2.100"}]);
+            object["metadata"]["managedFields"] = fields.clone();
+        }
+        apply(&mut world, web.clone());
+        let vips = |plan: &Plan| plan.services[&named("web")].ports[0].vips.clone();
+        let mut memory = Memory::default();
+        let before = vips(&plan(&world, &settings(), &mut memory, now));
+        apply(&mut world, evil);
+        let is_proven = has_gateway && has_pool;
+        let second = plan(&world, &settings(), &mut memory, now);
+        assert_eq!(vips(&second) == before, !is_proven);
+        let told = |note: &Note| note.remark.text.contains("may not work: attack/evil has it in its status");
+        assert_eq!(second.notes.iter().any(told), !is_proven, "{:?}", second.notes);
+        if is_proven {
+            continue;
+        }
+        // Nor does it when our ports change, nor under the next leader, though the status was not written yet.
+        web["spec"]["ports"] = json!([{"port": 81, "protocol": "TCP"}]);
+        apply(&mut world, web.clone());
+        let third = plan(&world, &settings(), &mut memory, now);
+        assert_eq!(vips(&third), before);
+        web["status"] = Value::Null;
+        apply(&mut world, web);
+        world.apply(Change::CheckpointReplaced(Box::new(third.checkpoint)));
+        assert_eq!(vips(&plan(&world, &settings(), &mut Memory::default(), now)), before);
     }
 }
 

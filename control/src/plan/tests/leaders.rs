@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use proptest::prelude::*;
-use proto::GatewayProfile;
+use proto::{GatewayProfile, ServiceName};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -38,6 +38,13 @@ enum Event {
         next_hop: u8,
     },
     Disconnected(u8),
+    /// It applies no new state, or does again.
+    Stalled {
+        number: u8,
+        is_stalled: bool,
+    },
+    /// Seconds pass.
+    Passed(u16),
     /// Its object is deleted.
     Gone(u8),
     Leader,
@@ -53,6 +60,8 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (0u8..2, prop::option::of(last())).prop_map(|(number, address)| Event::Node { number, address }),
         2 => (0u8..2, last(), last()).prop_map(|(number, own, next_hop)| Event::Connected { number, own, next_hop }),
         1 => (0u8..2).prop_map(Event::Disconnected),
+        1 => (0u8..2, any::<bool>()).prop_map(|(number, is_stalled)| Event::Stalled { number, is_stalled }),
+        2 => prop::sample::select(vec![2, 400, 700]).prop_map(Event::Passed),
         1 => (0u8..2).prop_map(Event::Gone),
         1 => Just(Event::Leader),
     ]
@@ -68,6 +77,9 @@ struct Cluster {
     services: BTreeMap<u8, Value>,
     gateways: watch::Sender<Gateways>,
     connections: BTreeMap<u8, Connection>,
+    stalled: BTreeSet<u8>,
+    /// The owners of VIPs in the state that each gateway applied last.
+    forwarded: BTreeMap<u8, BTreeMap<IpAddr, ServiceName>>,
     listed: BTreeMap<String, KnownGateway>,
     memory: Memory,
     counter: u64,
@@ -81,6 +93,8 @@ impl Cluster {
             services: BTreeMap::new(),
             gateways: watch::Sender::new(Gateways::default()),
             connections: BTreeMap::new(),
+            stalled: BTreeSet::new(),
+            forwarded: BTreeMap::new(),
             listed: BTreeMap::new(),
             memory: Memory::default(),
             counter: 0,
@@ -115,10 +129,17 @@ impl Cluster {
                 let known = KnownGateway { group: "default".to_owned(), profile, last_seen_s: None };
                 self.listed.insert(name, known);
             }
-            Event::Disconnected(number) => drop(self.connections.remove(number)),
+            Event::Disconnected(number) => {
+                self.connections.remove(number);
+                self.listed.entry(format!("edge-{number}")).and_modify(|known| known.last_seen_s = Some(1));
+            }
             Event::Gone(number) if !self.connections.contains_key(number) => {
                 self.listed.remove(&format!("edge-{number}"));
+                self.forwarded.remove(number);
             }
+            Event::Stalled { number, is_stalled: true } => drop(self.stalled.insert(*number)),
+            Event::Stalled { number, is_stalled: false } => drop(self.stalled.remove(number)),
+            Event::Passed(seconds) => self.now += Duration::from_secs(u64::from(*seconds)),
             Event::Gone(_) | Event::Leader => {}
         }
         self.world.apply(Change::GatewaysReplaced(self.listed.clone()));
@@ -131,7 +152,19 @@ impl Cluster {
             let plan = plan(&self.world, &settings_of_six(), &mut self.memory, self.now);
             self.counter += 1;
             self.memory.published(self.counter);
-            self.connections.values().for_each(|connection| connection.acknowledge(self.counter));
+            let owners: BTreeMap<IpAddr, ServiceName> = plan
+                .services
+                .iter()
+                .flat_map(|(name, one)| one.ports.iter().flat_map(|port| &port.vips).map(|vip| (*vip, name.clone())))
+                .collect();
+            for (vip, owner) in &owners {
+                let others = self.forwarded.values().filter_map(|state| state.get(vip)).filter(|other| *other != owner);
+                assert_eq!(others.collect::<Vec<_>>(), [] as [&ServiceName; 0], "{owner} has {vip} too early");
+            }
+            for (number, connection) in self.connections.iter().filter(|(number, _)| !self.stalled.contains(*number)) {
+                connection.acknowledge(self.counter);
+                self.forwarded.insert(*number, owners.clone());
+            }
             plan
         };
         [one(), one()]

@@ -101,3 +101,88 @@ fn a_renamed_service_gets_the_address_that_it_names_as_soon_as_gateways_have_rem
     lab.assign(&[other, asking(claim("e", 5), "192.0.2.100")]);
     assert!(lab.got("e") == "Conflict" && lab.why("e").contains("held by other/web2"), "{}", lab.why("e"));
 }
+
+#[test]
+fn an_address_that_a_service_of_two_families_cannot_use_passes_to_nobody_while_a_gateway_forwards_it() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.101"])]);
+    lab.reached = Some(0);
+    lab.assign(&[claim("x", 1)]).all.published(5);
+    assert_eq!(lab.got("x"), "100");
+    // It is deleted while a gateway is away, and created again with a family that no pool has, or named by another one.
+    lab.assign(&[]).all.published(6);
+    let named = Claim { requested: vec![ip("192.0.2.100")], ..dual("x", 2, true) };
+    for again in [dual("x", 2, true), named] {
+        let before = lab.reserved().into_iter().find(|one| one.service.name == "x").unwrap();
+        lab.assign(&[again, claim("y", 3), claim("z", 4)]);
+        assert_eq!(["x", "y", "z"].map(|name| lab.got(name)), ["Exhausted", "101", "Exhausted"]);
+        assert!(lab.reserved().contains(&before), "the reservation lasts");
+        lab.assign(&[]).all.published(7);
+    }
+    lab.reached = Some(7);
+    assert_eq!(lab.assign(&[claim("y", 3), claim("z", 4)]).got("z"), "100");
+}
+
+#[test]
+fn a_request_that_waits_for_the_other_family_refuses_no_other_request_and_keeps_automatic_choice_away() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.101"])]);
+    let x = Claim { requested: vec![ip("192.0.2.100")], ..dual("x", 1, true) };
+    lab.assign(&[x.clone(), claim("w", 2), claim("v", 3)]);
+    assert_eq!(["x", "w", "v"].map(|name| lab.got(name)), ["Exhausted", "101", "Exhausted"]);
+    lab.assign(&[x.clone(), claim("w", 2), asking(claim("z", 3), "192.0.2.100")]);
+    assert_eq!(["x", "w", "z"].map(|name| lab.got(name)), ["Conflict", "101", "100"]);
+    // The older request comes first if it can be met, and takes no IPv6 address that another Service names.
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.101", "2001:db8::1-2001:db8::2"])]);
+    let v6 = Claim { families: vec![Family::V6], requested: vec![ip("2001:db8::1")], ..claim("v6", 4) };
+    lab.assign(&[x, asking(claim("z", 3), "192.0.2.100"), v6]);
+    assert_eq!(held(lab.of("x")), [ip("2001:db8::2"), ip("192.0.2.100")]);
+    assert_eq!((lab.got("z"), held(lab.of("v6"))), ("Conflict".to_owned(), vec![ip("2001:db8::1")]));
+}
+
+#[test]
+fn addresses_that_a_namespace_freed_count_in_its_quota_until_gateways_have_removed_them() {
+    let limited = PoolSpec { max_per_namespace: Some(1), ..pool("default", &["192.0.2.100-192.0.2.109"]) };
+    let mut lab = Lab::new(&[limited]);
+    lab.reached = Some(0);
+    lab.assign(&[claim("a", 1)]).all.published(5);
+    lab.assign(&[claim("b", 2)]).all.published(6);
+    assert_eq!(lab.got("b"), "Exhausted");
+    assert!(lab.why("b").contains("freed addresses count"), "{}", lab.why("b"));
+    assert!(lab.all.waits_for_gateways(lab.now), "it is tried again when gateways report");
+    assert_eq!(lab.assign(&[asking(claim("b", 2), "192.0.2.105")]).got("b"), "Exhausted");
+    // One of the same name gets the address back, and other namespaces have their own quota.
+    assert_eq!(lab.assign(&[claim("a", 3)]).got("a"), "100");
+    lab.assign(&[]).all.published(7);
+    let other = Claim { service: ServiceName::new("other", "c"), ..claim("c", 4) };
+    lab.assign(&[claim("b", 2), other]);
+    assert_eq!(["b", "c"].map(|name| lab.got(name)), ["Exhausted", "101"]);
+    lab.reached = Some(7);
+    assert_eq!(lab.assign(&[claim("b", 2)]).got("b"), "102");
+}
+
+/// A Service of another installation at an address.
+fn of_another(name: &str, created_s: i64, address: &str) -> Claim {
+    let of_another = Some(OtherInstallation::Proven);
+    Claim { families: Vec::new(), ports: Vec::new(), of_another, ..holding(claim(name, created_s), address) }
+}
+
+#[test]
+fn of_several_sharers_none_leaves_an_address_if_one_of_them_is_older_than_the_service_of_another_installation() {
+    for (created_s, expected) in [(2, ["100", "100"]), (0, ["101", "101"])] {
+        let mut lab = Lab::small();
+        let mut theirs = objects::crd::AddressPool::new(
+            "theirs",
+            objects::crd::AddressPoolSpec { addresses: vec!["192.0.2.100".to_owned()], ..Default::default() },
+        );
+        theirs.spec.load_balancer_class = Some("example.com/other".to_owned());
+        let ours = ControllerSettings { pools: vec![pool("default", &["192.0.2.100-192.0.2.102"])], ..settings() };
+        lab.pools = Pools::of(&ours, &[("theirs".to_owned(), theirs)].into());
+        let sharers = [sharing(claim("old", 1), "k", 80), sharing(claim("young", 3), "k", 81)];
+        lab.assign(&sharers);
+        assert_eq!(["old", "young"].map(|name| lab.got(name)), ["100", "100"]);
+        let all = [&sharers[..], &[of_another("theirs", created_s, "192.0.2.100")]].concat();
+        for _ in 0..2 {
+            lab.assign(&all);
+            assert_eq!(["old", "young"].map(|name| lab.got(name)), expected);
+        }
+    }
+}
