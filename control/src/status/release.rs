@@ -113,7 +113,7 @@ pub async fn check_no_leader(cluster: &Cluster, group: &str) -> Result<(), Relea
 /// Scales a Deployment of controllers, in our own namespace, to no replicas, and waits until none leads.
 ///
 /// # Errors
-/// If it cannot be scaled, or a controller still leads after [`SCALED_DOWN_MAX`].
+/// If it cannot be scaled, or a controller still leads a minute after it.
 pub async fn scale_down(cluster: &Cluster, group: &str, deployment: &str) -> Result<(), ReleaseError> {
     let deployments = Api::<Deployment>::namespaced(cluster.client.clone(), &cluster.namespace);
     let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
