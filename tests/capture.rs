@@ -96,7 +96,7 @@ fn packets_are_captured_for_wireshark_and_traced_stage_by_stage() {
     assert!(!second.status.success() && error.contains("a gateway runs one at a time"), "{error}");
     assert_eq!(edge.stop(false), Some(0), "it does not wait for the client: {}", edge.log());
     let (output, notes) = running.ended();
-    let is_told = notes.contains("the gateway ends") || notes.contains("has stopped; start sluiced");
+    let is_told = notes.contains("the gateway ends") || notes.contains("has stopped; start it");
     assert!(!output.status.success() && is_told, "{notes}");
     let log = edge.log();
     assert!(log.contains("a capture begins") && log.contains("uid 0"), "who looked at packets: {log}");

@@ -141,7 +141,7 @@ fn a_prometheus_scrapes_a_gateway_and_a_controller_and_evaluates_alerts_and_dash
     let controller = format!(
         "manifests: {dir}/manifests\nstatusDir: {dir}/status2\nlisten: unix:{dir}/second.sock\n\
          admin: {{listen: \"unix:{dir}/second-admin.sock\"}}\nmetrics: {{listen: '127.0.0.1:9436'}}\n\
-         pools: [{{name: default, addresses: [192.0.2.100-192.0.2.119]}}]\n"
+         pools: [{{name: default, addresses: [192.0.2.100-192.0.2.119, '2001:db8::1:0/112']}}]\n"
     );
     fs::write(edge.path("second.yaml"), controller).unwrap();
     let program = controller_program().display().to_string();
@@ -177,7 +177,7 @@ fn a_prometheus_scrapes_a_gateway_and_a_controller_and_evaluates_alerts_and_dash
     assert!(number(&packets) >= 30.0, "{packets}: at least one packet of each request");
     let healthy = until("health is known", || query(&edge, "sluice_service_healthy_backends{service='demo/web'} == 6").pop());
     assert_eq!(healthy["metric"]["job"], "sluice-gateway", "{healthy}");
-    let used = "sluice_pool_addresses{job='sluice-controller',family='IPv4',state='used'}";
+    let used = "sluice_pool_addresses{job='sluice-controller',family='IPv4',state='used'} > 0";
     assert_eq!(number(&until("pools are counted", || query(&edge, used).pop())), 1.0);
     until("the alerts are evaluated", || {
         let answer: Value = serde_json::from_str(&get(&edge, &format!("{PROMETHEUS}/api/v1/rules"), &[])?).unwrap();

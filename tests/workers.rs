@@ -46,7 +46,8 @@ fn two_workers(test: &str, name: &str, devices: [&str; 2], steering: &str) {
     edge.write_manifest("iperf.yaml", IPERF);
     let _server = edge.start_program("b11", &["iperf3", "-s", "--forceflush"]);
     edge.start();
-    until("the iperf3 server is found healthy", || edge.healthy("demo/iperf").filter(|n| *n == 1));
+    // Over TCP and over UDP.
+    until("the iperf3 server is found healthy", || edge.healthy("demo/iperf").filter(|n| *n == 2));
     until("the web servers are found healthy", || edge.healthy("demo/web").filter(|n| *n == 6));
     assert!(edge.steering().unwrap().iter().all(|mode| mode.starts_with(steering)), "{:?}", edge.steering());
 

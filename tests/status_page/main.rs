@@ -137,9 +137,9 @@ fn services_show_rates_and_trouble(browser: &mut Browser) {
 fn the_mouse_opens_a_service_in_the_picture(browser: &mut Browser) {
     browser.click("[data-key='recttarget demo/checkout']");
     browser.wait_for("document.querySelector('#path-title').textContent === 'demo/checkout'");
-    browser.wait_for("[...document.querySelectorAll('#members tbody tr')].some(r => parseFloat(r.cells[2].textContent) > 0)");
+    browser.wait_for("[...document.querySelectorAll('#members tbody tr')].some(r => parseFloat(r.cells[3].textContent) > 0)");
     let dead = browser.value("document.querySelector('#members tbody tr').textContent");
-    assert!(dead.as_str().unwrap().starts_with("10.0.0.99:8080unhealthy"), "{dead}");
+    assert!(dead.as_str().unwrap().starts_with("10.0.0.99:8080tcpunhealthy"), "{dead}");
     assert_eq!(browser.value("location.hash"), "#service=demo%2Fcheckout");
     browser.value("history.back()");
     browser.wait_for("document.querySelector('#path-title').textContent === 'Traffic'");
