@@ -5,9 +5,7 @@
 
 mod edge;
 
-use std::fmt::Write as _;
-
-use edge::{Edge, Program, until};
+use edge::{Edge, Program, node_manifest, until};
 
 const VIP: &str = "192.0.2.110";
 const VIP_V6: &str = "2001:db8::1:10";
@@ -60,23 +58,7 @@ spec:
 
 /// Three Nodes. Each has this address with its number in place of `N`.
 fn nodes(address: &str) -> String {
-    let mut text = String::new();
-    for n in [11, 12, 13] {
-        let address = address.replace('N', &n.to_string());
-        write!(
-            text,
-            "---
-apiVersion: v1
-kind: Node
-metadata: {{name: node-{n}}}
-status:
-  addresses: [{{type: InternalIP, address: '{address}'}}]
-  conditions: [{{type: Ready, status: 'True'}}]
-"
-        )
-        .unwrap();
-    }
-    text
+    [11, 12, 13].map(|n| node_manifest(&format!("node-{n}"), &address.replace('N', &n.to_string()))).concat()
 }
 
 /// A client reaches every server at `address`, and the servers see the client's address.

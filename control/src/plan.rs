@@ -26,7 +26,6 @@ mod assignment;
 mod build;
 pub mod externals;
 pub mod forbidden;
-mod message;
 pub mod policy;
 pub mod pools;
 pub mod selection;

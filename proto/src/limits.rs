@@ -98,3 +98,20 @@ pub const VIP_ROUTE_METRIC: u32 = 15_000;
 /// Metric of these routes while the gateway drains: routing daemons add the community GRACEFUL_SHUTDOWN (RFC 8326),
 /// 65535:0, or announce the metric itself.
 pub const VIP_ROUTE_DRAIN_METRIC: u32 = 65_535;
+
+/// At most `max` bytes of a text, up to the end of a character.
+#[must_use]
+pub fn cut_bytes(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or_default()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_cut_at_the_end_of_a_character() {
+        assert_eq!([0, 1, 2, 3, 9].map(|max| cut_bytes("äö", max)), ["", "", "ä", "ä", "äö"]);
+    }
+}

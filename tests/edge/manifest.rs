@@ -61,3 +61,15 @@ endpoints: [{}]
         )
     }
 }
+
+/// A Node that is ready, with this address.
+pub fn node_manifest(name: &str, address: &str) -> String {
+    format!(
+        "---
+apiVersion: v1
+kind: Node
+metadata: {{name: {name}}}
+status: {{addresses: [{{type: InternalIP, address: '{address}'}}], conditions: [{{type: Ready, status: 'True'}}]}}
+"
+    )
+}

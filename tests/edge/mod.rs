@@ -25,7 +25,7 @@ use proto::v1::{
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use controller_program::{built_program, controller_program};
 #[allow(unused_imports, reason = "each test file uses a part of it")]
-pub use manifest::ServiceManifest;
+pub use manifest::{ServiceManifest, node_manifest};
 #[allow(unused_imports, reason = "each test file uses a part of it")]
 pub use skip::{can_create_namespaces, missing_capabilities, skip};
 

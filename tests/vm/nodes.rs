@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::Step;
+use crate::edge::node_manifest;
 use crate::lab::{Kind, Lab, until};
 use crate::world::node;
 
@@ -64,16 +65,7 @@ endpoints: [{{addresses: [{POD}], nodeName: node-0}}]
             self.mode, self.policy
         );
         for (n, address) in NODES.iter().enumerate() {
-            write!(
-                text,
-                "---
-apiVersion: v1
-kind: Node
-metadata: {{name: node-{n}}}
-status: {{addresses: [{{type: InternalIP, address: {address}}}], conditions: [{{type: Ready, status: 'True'}}]}}
-"
-            )
-            .unwrap();
+            text += &node_manifest(&format!("node-{n}"), address);
         }
         text
     }

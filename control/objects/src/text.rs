@@ -13,22 +13,22 @@ pub fn cut_chars(text: &str, max: usize) -> String {
     }
 }
 
-/// At most `max` bytes, up to the end of a character.
-#[must_use]
-pub fn cut_bytes(text: &str, max: usize) -> &str {
-    let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    &text[..end.unwrap_or_default()]
-}
-
 /// The first `max` items, with commas between them, and the number of the others; `none` without any.
 #[must_use]
 pub fn listed<T: ToString>(items: impl IntoIterator<Item = T>, max: usize) -> String {
+    let mut items = items.into_iter().peekable();
+    if items.peek().is_none() { "none".to_owned() } else { shortened(items, max, ", ", " and ") }
+}
+
+/// The first `max` items with `separator` between them, then `before_rest` and the number of the others, if there are any.
+#[must_use]
+pub fn shortened<T: ToString>(items: impl IntoIterator<Item = T>, max: usize, separator: &str, before_rest: &str) -> String {
     let mut all = items.into_iter();
     let first: Vec<String> = all.by_ref().take(max).map(|one| one.to_string()).collect();
-    match (first.is_empty(), all.count()) {
-        (true, _) => "none".to_owned(),
-        (false, 0) => first.join(", "),
-        (false, more) => format!("{} and {more} more", first.join(", ")),
+    let first = first.join(separator);
+    match all.count() {
+        0 => first,
+        rest => format!("{first}{before_rest}{rest} more"),
     }
 }
 
@@ -46,7 +46,6 @@ mod tests {
     #[test]
     fn a_text_is_cut_at_the_end_of_a_character() {
         assert_eq!((cut_chars("äöü", 2), cut_chars("äö", 2)), ("äö…".to_owned(), "äö".to_owned()));
-        assert_eq!([0, 1, 2, 3, 9].map(|max| cut_bytes("äö", max)), ["", "", "ä", "ä", "äö"]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ObjectMeta, Patch};
-use objects::text::cut_bytes;
+use proto::limits::cut_bytes;
 use proto::{ServiceName, fnv1a};
 use serde_json::json;
 use tokio::sync::Notify;

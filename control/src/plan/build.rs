@@ -19,7 +19,6 @@ use proto::{
 
 use crate::config::settings::ControllerSettings;
 use crate::plan::addresses::Allocation;
-use crate::plan::message::shortened;
 use crate::plan::policy::Policy;
 use crate::plan::selection::nodes::Nodes;
 use crate::plan::selection::{DeletedSlices, Fence, MissingBackends, Selection, select};
@@ -28,6 +27,7 @@ use crate::world::{ServiceEntry, World};
 use objects::note::{self, Cause, Remark};
 use objects::service::{SpecError, Unread};
 use objects::status::{Ingress, IpMode, PortStatus};
+use objects::text::shortened;
 use objects::{Candidate, Kind, OwnedParts, PortSpec, ServiceSpec, SliceSpec};
 
 /// Seed of the Maglev tables of installations that have drawn none, and of `replay`: the fractional digits of the golden

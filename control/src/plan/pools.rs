@@ -14,10 +14,10 @@ use proto::limits::LOAD_BALANCER_CLASS;
 use proto::{AddressRange, Announce, Family, Pool, PoolBgp};
 
 use crate::config::settings::{ControllerSettings, Source};
-use crate::plan::message::shortened;
 use objects::PoolSpec;
 use objects::crd::AddressPool;
 use objects::pool::range_of;
+use objects::text::shortened;
 
 /// Maximum number of pools: with 128 ranges each, 131,072 ranges, which every gateway receives with each change of a
 /// pool.

@@ -17,8 +17,8 @@ use proto::limits::{GATEWAY_GROUP_ANNOTATION, GROUP_ANNOTATION};
 use proto::{Reason, ServiceName};
 
 use crate::config::settings::{ControllerSettings, Source};
-use crate::plan::message::shortened;
 use crate::world::World;
+use objects::text::shortened;
 
 /// Maximum number of groups named in a message.
 const NAMED_MAX: usize = 8;
@@ -303,7 +303,7 @@ fn without_group(candidate: &Candidate, groups: &BTreeSet<&str>, settings: &Cont
         return None;
     }
     let known: BTreeSet<String> = groups.iter().copied().chain([settings.group.as_str()]).map(str::to_owned).collect();
-    let known = shortened(&known.into_iter().collect::<Vec<_>>(), NAMED_MAX, ", ", " and ");
+    let known = shortened(known, NAMED_MAX, ", ", " and ");
     let text = format!(
         "not served: annotation {GATEWAY_GROUP_ANNOTATION} asks for group {}, of which no gateway has ever been seen; \
          expected one of {known}, or no annotation",

@@ -102,8 +102,7 @@ fn condition(type_: &str, holds: bool, reason: &str, message: String) -> Conditi
 
 /// Some of these names, and the number of the others.
 pub(super) fn named(names: impl Iterator<Item = String>) -> String {
-    let mut names = names.peekable();
-    if names.peek().is_none() { String::new() } else { text::listed(names, NAMED_MAX) }
+    text::shortened(names, NAMED_MAX, ", ", " and ")
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Conversions of refusals.
 
 use super::error::ConvertError;
-use crate::limits::REFUSAL_BYTES_MAX;
+use crate::limits::{REFUSAL_BYTES_MAX, cut_bytes};
 use crate::{Reason, Refusal, v1};
 
 impl From<&Refusal> for v1::Refusal {
@@ -36,8 +36,7 @@ pub fn read_reported_refusal(message: &v1::Refusal) -> Refusal {
 
 /// At most [`REFUSAL_BYTES_MAX`] bytes of a text.
 pub(super) fn cut(text: &str) -> &str {
-    let end = (0..=REFUSAL_BYTES_MAX.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
-    &text[..end.unwrap_or(0)]
+    cut_bytes(text, REFUSAL_BYTES_MAX)
 }
 
 #[cfg(test)]

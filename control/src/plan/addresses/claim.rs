@@ -12,9 +12,9 @@ use proto::{Family, Protocol, Refusal, ServiceName};
 
 use crate::plan::externals::Externals;
 use crate::plan::forbidden::Forbidden;
-use crate::plan::message::shortened;
 use crate::plan::pools::Pools;
 use crate::world::Labels;
+use objects::text::shortened;
 
 /// Maximum number of gateways named in a message.
 const ABSENT_NAMED_MAX: usize = 8;

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use proto::{BackendState, Protocol, Service, ServicePort};
 
-use crate::plan::message::shortened;
+use objects::text::shortened;
 use objects::{PortSpec, SlicePort, SliceSpec};
 
 /// Maximum number of slice ports named in a message.
@@ -56,7 +56,7 @@ fn sentence(missing: &[&PortSpec], offered: &[&SlicePort]) -> String {
     let text = |name: &str, protocol: Protocol, port: u16| {
         format!("{} ({protocol} {port})", if name.is_empty() { "without name" } else { name })
     };
-    let listed = |ports: BTreeSet<String>| shortened(&ports.into_iter().collect::<Vec<_>>(), NAMED_MAX, ", ", ", ");
+    let listed = |ports: BTreeSet<String>| shortened(ports, NAMED_MAX, ", ", ", ");
     let missing = listed(missing.iter().map(|port| text(&port.name, port.protocol, port.port)).collect());
     let have = if offered.is_empty() {
         "no port at all".to_owned()

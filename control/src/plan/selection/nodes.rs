@@ -10,8 +10,8 @@ use std::sync::Arc;
 use proto::{Backend, BackendState, Family, NodeBackend, NodeSet, NodeSets, NodesAt, limits};
 
 use super::{Fence, Selection, admit, endpoints};
-use crate::plan::message::shortened;
 use crate::world::overrides::Overrides;
+use objects::text::shortened;
 use objects::{EndpointSpec, NodeSpec, PortSpec, SliceSpec};
 
 /// Maximum number of nodes named in a refusal; beyond it the message has only their number.
