@@ -84,7 +84,8 @@ fn cable(lab: &mut Lab) {
         lab.gateway().set_link(index, is_up);
         let link = if is_up { "up" } else { "down" };
         until("the link follows", || (lab.table("ports")[0]["link"] == link).then_some(()));
-        lab.gateway().succeed(&format!("[ $(cat /sys/class/net/uplink/carrier) = {} ]", u8::from(is_up)));
+        let twin = format!("[ $(cat /sys/class/net/uplink/carrier) = {} ]", u8::from(is_up));
+        lab.gateway().until("the twin follows the link", &twin);
     }
     connections.assert_alive();
 }
