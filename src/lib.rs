@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod agent;
 pub mod cli;
+pub mod machine;
 pub mod metrics;
 pub mod netlink;
 pub mod ports;
