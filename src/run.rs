@@ -36,6 +36,7 @@ use dataplane::{
     Compiler, Link, Metered, Network, NoMemory, Observe, Parts, Peers, Port, PortIndex, Publisher, RouteLookup, Subscriber,
     VipAnswers, VipOwnership, Worker, WorkerCounters,
 };
+use dpdk_port::DpdkPort;
 use dpdk_sys::Eal;
 use ipnet::IpNet;
 use proto::v1::question::Query;
@@ -61,7 +62,6 @@ use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
 use crate::metrics::{self, GatewayPages, StatusPage, WorkerLoads};
 use crate::netlink::{Announcement, AnsweredAddresses, FollowConfig, REQUESTS_MAX, VipRoutes, follow};
-use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::reload::Reload;
 use crate::settings::{Replication, Settings, StateSource, Twin};
@@ -420,7 +420,7 @@ where
                 if originated != before || counters.held.get() > 0 {
                     sleep.at_most(Sleep::PENDING);
                 }
-                for_each_port(&mut worker, |port| port.prepare(sleep));
+                for_each_port(&mut worker, |port| sleep.wake_for(port));
                 worker.subscriber_mut().sleep();
             }
             // The next poll first checks for a new snapshot.

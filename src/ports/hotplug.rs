@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use dataplane::workers::RssKind;
 use dataplane::{Mac, PortIndex};
+use dpdk_port::{QueuePair, QueueSender};
 use dpdk_sys::{Device, DeviceEvent, Eal, MemberChanges, Mempool};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -26,7 +27,6 @@ use super::af_packet::{self, PreparedInterface};
 use super::dpdk::{self, OpenedPort, QueueRequest};
 use super::error::PortsError;
 use super::handle::{PortHandle, PortHandles, lock};
-use super::queue_handover::{QueuePair, QueueSender};
 use super::retry::Retry;
 use super::steering::{KindState, name, reason};
 use super::twin::TwinReconciler;

@@ -20,8 +20,7 @@ use super::super::trace::{FrameRoom, HEAD_BYTES, Pattern, Trace};
 use super::super::traffic::Side;
 use super::sample::Sampler;
 use super::{Feeding, Harness, Traffic};
-use crate::ports::dpdk::{DpdkPort, Packet, size_memory};
-use crate::ports::queue_handover::{QueuePair, QueueReceiver};
+use dpdk_port::{DpdkPort, Packet, QueuePair, QueueReceiver, size_memory};
 
 /// Slots of a ring.
 const RING_SLOTS: u32 = 1024;
@@ -145,7 +144,7 @@ impl Generator {
 
 /// The harness over rings.
 #[derive(Debug)]
-pub(in super::super) struct Rings {
+pub(crate) struct Rings {
     ports: Option<[DpdkPort; 2]>,
     generator: Arc<Mutex<Generator>>,
     signals: Arc<Signals>,
@@ -158,7 +157,7 @@ pub(in super::super) struct Rings {
 
 impl Rings {
     /// A harness whose generator runs on a core.
-    pub(in super::super) fn new(core: usize, generator_core: usize, seed: u64) -> Result<Self, BenchError> {
+    pub(crate) fn new(core: usize, generator_core: usize, seed: u64) -> Result<Self, BenchError> {
         let failed = |error: dpdk_sys::Error| BenchError::Dpdk(error.to_string());
         let (pool, memory_mb) = size_memory(2, 1, 1500);
         let config = EalConfig { hugepages: Hugepages::Auto, memory_mb, node: None, devices: Vec::new(), cores: Vec::new() };

@@ -75,7 +75,7 @@ impl Wire {
 
 /// A port in memory.
 #[derive(Debug)]
-pub(in super::super) struct WirePort {
+pub(crate) struct WirePort {
     wire: Rc<RefCell<Wire>>,
     side: Side,
 }
@@ -109,7 +109,7 @@ impl Port for WirePort {
 
 /// The harness of one worker.
 #[derive(Debug)]
-pub(in super::super) struct Memory {
+pub(crate) struct Memory {
     wire: Rc<RefCell<Wire>>,
     sides: &'static [Side],
     turns: usize,
@@ -119,7 +119,7 @@ pub(in super::super) struct Memory {
 
 impl Memory {
     /// A harness with `buffers` buffers. `workers` may exchange theirs.
-    pub(in super::super) fn new(buffers: usize, workers: usize, pattern: Pattern, seed: u64) -> Result<Self, BenchError> {
+    pub(crate) fn new(buffers: usize, workers: usize, pattern: Pattern, seed: u64) -> Result<Self, BenchError> {
         let free = FreeBuffers::new(buffers, workers, pattern)?;
         let (sampler, buffers) = (Sampler::new(seed), Buffers::default());
         let wire = Wire { free, traces: [None, None], turn: None, arrivals: None, sampler, fed: 0, transmitted: 0, buffers };

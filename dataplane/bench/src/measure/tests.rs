@@ -5,9 +5,13 @@
 use dataplane::Buffer;
 
 use super::*;
-use crate::cli::FrameSize;
-use crate::tools::bench::error::BenchError;
-use crate::tools::bench::harness::{Harness, Pace};
+use crate::args::FrameSize;
+use crate::error::BenchError;
+use crate::harness::{Harness, Pace};
+
+fn no_listing(_: ListedWorker) -> FlowPages {
+    panic!("no test here lists flows")
+}
 
 fn options(args: &[&str]) -> BenchArgs {
     let bench = BenchArgs::parsed(args);
@@ -24,7 +28,14 @@ fn sent<A: Address>(options: &BenchArgs) -> (Verifier, Vec<(Side, Vec<u8>)>) {
     let mode = options.mode.of_services().unwrap();
     let verifier = Mutex::new(Some(Verifier::new(options, mode, A::FAMILY, options.flows)));
     let account = Mutex::new(FinalAccount::default());
-    let bench = Bench { options, family: A::FAMILY, rate: CycleRate::measure(), verifier: &verifier, account: &account };
+    let bench = Bench {
+        options,
+        family: A::FAMILY,
+        rate: CycleRate::measure(),
+        verifier: &verifier,
+        account: &account,
+        list: no_listing,
+    };
     let mut harness = memory(options, A::FAMILY);
     let setup = setups(options, A::FAMILY).pop().unwrap();
     let flows: Vec<u32> = (0..options.flows).collect();
@@ -56,7 +67,7 @@ fn check_each_bit<A: Address>(args: &[&str]) {
         let checked = verifier.checked;
         verifier.verify(side, Stage::Ack, &bytes).unwrap();
         assert_eq!(verifier.checked, checked + 1);
-        let frame = crate::tools::bench::frame::read(&bytes).unwrap();
+        let frame = crate::frame::read(&bytes).unwrap();
         for bit in 0..(frame.data_at() + frame.data_len) * 8 {
             let mut changed = bytes.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
@@ -197,8 +208,14 @@ fn with(fault: Fault) -> Result<(), BenchError> {
     let options = options(&["--flows", "12800"]);
     let verifier = Mutex::new(Some(Verifier::new(&options, Mode::Nat, Family::V4, options.flows)));
     let account = Mutex::new(FinalAccount::default());
-    let bench =
-        Bench { options: &options, family: Family::V4, rate: CycleRate::measure(), verifier: &verifier, account: &account };
+    let bench = Bench {
+        options: &options,
+        family: Family::V4,
+        rate: CycleRate::measure(),
+        verifier: &verifier,
+        account: &account,
+        list: no_listing,
+    };
     let mut harness = Faulty { harness: memory(&options, Family::V4), fault };
     let setup = setups(&options, Family::V4).pop().unwrap();
     let worker = bench.worker(harness.ports().unwrap(), (setup.subscriber, setup.counters, setup.peers)).unwrap();
@@ -232,7 +249,8 @@ fn a_packet_that_arrives_alone_leaves_in_the_poll_that_receives_it() {
         let verifier = Mutex::new(Some(Verifier::new(&options, options.mode.of_services().unwrap(), Family::V4, 64)));
         let account = Mutex::new(FinalAccount::default());
         let rate = CycleRate::measure();
-        let bench = Bench { options: &options, family: Family::V4, rate, verifier: &verifier, account: &account };
+        let bench =
+            Bench { options: &options, family: Family::V4, rate, verifier: &verifier, account: &account, list: no_listing };
         let mut harness = memory(&options, Family::V4);
         let setup = setups(&options, Family::V4).pop().unwrap();
         let worker = bench.worker(harness.ports().unwrap(), (setup.subscriber, setup.counters, setup.peers)).unwrap();

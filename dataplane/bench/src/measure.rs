@@ -7,6 +7,13 @@
 //!
 //! Not here: harnesses, and what packets say.
 
+mod latency;
+mod listing;
+mod memory_lines;
+#[cfg(test)]
+mod tests;
+mod worker_flows;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,18 +23,19 @@ use dataplane::{Address, BURST, Burst, Parts, Peers, Port, Subscriber, Worker, W
 use proto::limits::SNAT_PORT_REST;
 use proto::{Family, Mode};
 
-use super::account::{CounterReading, FinalAccount, expect};
-use super::error::BenchError;
-use super::frame::FrameFields;
-use super::harness::{Feeding, Harness, KEPT_ONE_IN, Memory, Rings, Traffic};
-use super::report::{Measured, Report};
-use super::scenario::{self, SEED};
-use super::timing::{CycleRate, WorkerClock};
-use super::trace::{self, Trace};
-use super::traffic::{self, Side, Stage};
-use super::verify::Verifier;
-use super::worker_flows::{Meeting, WorkerSetup, setups};
-use crate::cli::{BenchArgs, BenchIo, BenchState};
+use crate::account::{CounterReading, FinalAccount, expect};
+use crate::args::{BenchArgs, BenchIo, BenchState};
+use crate::error::BenchError;
+use crate::frame::FrameFields;
+use crate::harness::{Feeding, Harness, KEPT_ONE_IN, Memory, Rings, Traffic};
+use crate::report::{Measured, Report};
+use crate::scenario::{self, SEED};
+use crate::timing::{CycleRate, WorkerClock};
+use crate::trace::{self, Trace};
+use crate::traffic::{self, Side, Stage};
+use crate::verify::Verifier;
+pub use listing::{FlowPages, ListFlows, ListedWorker};
+use worker_flows::{Meeting, WorkerSetup, setups};
 
 /// Longest slice.
 const SLICE: Duration = Duration::from_millis(250);
@@ -52,12 +60,12 @@ const POLLS_TO_END: u32 = 1 << 24;
 /// Part of the measured time in which the floor is measured, before and after.
 const FLOOR_PART: u32 = 4;
 
-pub(super) fn measure<A: Address>(options: &BenchArgs) -> Result<Report, BenchError> {
+pub(super) fn measure<A: Address>(options: &BenchArgs, list: ListFlows) -> Result<Report, BenchError> {
     let rate = CycleRate::measure();
     let seed = |worker: usize| SEED.wrapping_add(worker as u64);
     let verifier = Mutex::new(options.mode.of_services().map(|mode| Verifier::new(options, mode, A::FAMILY, options.flows)));
     let account = Mutex::new(FinalAccount::default());
-    let bench = Bench { options, family: A::FAMILY, rate, verifier: &verifier, account: &account };
+    let bench = Bench { options, family: A::FAMILY, rate, verifier: &verifier, account: &account, list };
     let measured = match options.io {
         BenchIo::Ring => {
             let Some(setup) = setups(options, A::FAMILY).pop() else { return Err(BenchError::Core(options.core)) };
@@ -115,6 +123,7 @@ struct Bench<'o> {
     /// None in mode `none`.
     verifier: &'o Mutex<Option<Verifier>>,
     account: &'o Mutex<FinalAccount>,
+    list: ListFlows,
 }
 
 impl Bench<'_> {
@@ -495,9 +504,3 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         }
     }
 }
-
-mod latency;
-mod listing;
-mod memory_lines;
-#[cfg(test)]
-mod tests;

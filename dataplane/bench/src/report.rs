@@ -10,7 +10,7 @@ use super::account::{CounterReading, FinalAccount};
 use super::error::BenchError;
 use super::timing::{CycleRate, PollTimes};
 use super::traffic;
-use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, OutputFormat};
+use crate::args::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, ReportFormat};
 
 /// What was measured. Field names are part of the contract (DESIGN section 8).
 #[derive(Clone, Debug, Serialize)]
@@ -233,9 +233,9 @@ impl Report {
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn print(report: &Report, output: Option<OutputFormat>, out: &mut impl Write) -> Result<(), BenchError> {
+pub fn print(report: &Report, output: Option<ReportFormat>, out: &mut impl Write) -> Result<(), BenchError> {
     let text = match output {
-        Some(OutputFormat::Json) => serde_json::to_string(report).map_err(io::Error::from)?,
+        Some(ReportFormat::Json) => serde_json::to_string(report).map_err(io::Error::from)?,
         None => text(report),
     };
     Ok(writeln!(out, "{text}")?)

@@ -1,9 +1,10 @@
 //! The cost of a listing of all flows, while packets arrive as fast as the worker takes them.
 //!
-//! A thread on another core lists all flows again and again, by the inquiries and at the pace of `sluicectl flows`. Slices
+//! A thread on another core lists all flows again and again, as the caller lists them: by the inquiries and at the pace of
+//! `sluicectl flows`. Slices
 //! with and without it alternate, and the medians count: what disturbs the machine for a while disturbs both.
 //!
-//! Not here: how a worker answers (`dataplane::forward`), and the pace (`agent`).
+//! Not here: how a worker answers (`dataplane::forward`), and the inquiries (the caller).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,10 +22,25 @@ use super::super::report::{ListingCost, Measured};
 use super::super::scenario::{self, SEED};
 use super::super::traffic::Stage;
 use super::{Polled, Session};
-use crate::agent::inquiries::{FlowPosition, Inquiries};
 
-/// Flows of a page, as `sluicectl flows` asks for them.
-const PAGE: usize = 1000;
+/// A worker whose flows are listed.
+#[derive(Debug)]
+pub struct ListedWorker {
+    /// By which it answers.
+    pub mailbox: Arc<Mailbox>,
+    /// What explains its answers.
+    pub explainer: Explainer,
+    /// Its snapshots.
+    pub snapshots: SnapshotReader,
+}
+
+/// Lists the flows of a worker: each call lists the next page, from the first flow on again after the last one, and counts
+/// the flows of the page.
+pub type FlowPages = Box<dyn FnMut(&AtomicU64) + Send>;
+
+/// Begins a listing by the inquiries and at the pace of `sluicectl flows`.
+pub type ListFlows = fn(ListedWorker) -> FlowPages;
+
 /// Time between two looks whether to list.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -42,19 +58,18 @@ struct Shared {
 }
 
 impl Lister {
-    /// On this core, of the worker that answers by this mailbox.
+    /// On this core.
     ///
     /// # Errors
     /// If there is no such core, or no thread.
-    fn start(core: usize, mailbox: Arc<Mailbox>, snapshots: SnapshotReader) -> Result<Self, BenchError> {
-        let inquiries = Inquiries::new(vec![mailbox], Explainer::new(Steering::own_hash(1, SEED), SEED), snapshots);
+    fn start(core: usize, pages: FlowPages) -> Result<Self, BenchError> {
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
         let (is_there, told) = mpsc::channel();
         let list = move || {
             let pinned = core_affinity::set_for_current(core_affinity::CoreId { id: core });
             if is_there.send(pinned).is_ok() && pinned {
-                of_thread.list(&inquiries);
+                of_thread.list(pages);
             }
         };
         let thread = Some(thread::Builder::new().name("listing".into()).spawn(list)?);
@@ -70,19 +85,13 @@ impl Drop for Lister {
 }
 
 impl Shared {
-    fn list(&self, inquiries: &Inquiries) {
-        let mut position = FlowPosition::FIRST;
+    fn list(&self, mut pages: FlowPages) {
         while !self.is_over.load(Ordering::Relaxed) {
             if !self.is_wanted.load(Ordering::Relaxed) {
                 thread::sleep(LOOK);
                 continue;
             }
-            let count = |_: usize, _: &_| {
-                self.listed.fetch_add(1, Ordering::Relaxed);
-                true
-            };
-            // While packets are verified the worker does not poll, and gives no answer.
-            position = inquiries.flows(position, PAGE, count).ok().flatten().unwrap_or(FlowPosition::FIRST);
+            pages(&self.listed);
         }
     }
 }
@@ -95,7 +104,9 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         snapshots: SnapshotReader,
         stage: Option<Stage>,
     ) -> Result<ListingCost, BenchError> {
-        let lister = Lister::start(scenario::second_core(self.bench.options), mailbox, snapshots)?;
+        let explainer = Explainer::new(Steering::own_hash(1, SEED), SEED);
+        let pages = (self.bench.list)(ListedWorker { mailbox, explainer, snapshots });
+        let lister = Lister::start(scenario::second_core(self.bench.options), pages)?;
         let wanted = Duration::from_secs(self.bench.options.seconds.into());
         let (mut each, mut listed) = ([Vec::new(), Vec::new()], 0);
         let mut elapsed = Duration::ZERO;

@@ -18,30 +18,30 @@ const PARTS: u64 = 256;
 
 /// When packets arrive.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Pace {
+pub(crate) struct Pace {
     /// When the first one arrives, in cycles.
-    pub(in super::super) from: u64,
+    pub(crate) from: u64,
     /// In this many cycles ...
-    pub(in super::super) cycles: u64,
+    pub(crate) cycles: u64,
     /// ... this many packets arrive on all sides together; not zero.
-    pub(in super::super) packets: u64,
+    pub(crate) packets: u64,
 }
 
 /// What was measured of packets that arrived at a pace.
 #[derive(Clone, Debug, Default)]
-pub(in super::super) struct Latencies {
+pub(crate) struct Latencies {
     /// From the arrival of a packet until it was transmitted.
-    pub(in super::super) times: Histogram,
-    pub(in super::super) received: u64,
+    pub(crate) times: Histogram,
+    pub(crate) received: u64,
     /// Bursts received, not counting empty ones.
-    pub(in super::super) bursts: u64,
+    pub(crate) bursts: u64,
     /// Packets that found a full queue.
-    pub(in super::super) missed: u64,
+    pub(crate) missed: u64,
 }
 
 impl Latencies {
     /// Adds those of another time.
-    pub(in super::super) fn merge(&mut self, other: &Self) {
+    pub(crate) fn merge(&mut self, other: &Self) {
         self.times.merge(&other.times);
         self.received += other.received;
         self.bursts += other.bursts;

@@ -10,8 +10,8 @@ use dataplane::workers::{PacketTarget, Steering, WorkerId};
 use dataplane::{Compiler, Health, Peers, PortQueues, Publisher, Subscriber, Tuple, WorkerCounters};
 use proto::Family;
 
-use super::scenario::{self, SEED};
-use crate::cli::{BenchArgs, BenchMode, BenchProtocol};
+use crate::args::{BenchArgs, BenchMode, BenchProtocol};
+use crate::scenario::{self, SEED};
 
 /// Setup of one worker.
 pub(super) struct WorkerSetup<B> {

@@ -11,7 +11,7 @@ use super::super::trace::Random;
 use super::super::traffic::Side;
 
 /// One packet in this many is kept, on average.
-pub(in super::super) const KEPT_ONE_IN: u32 = 100;
+pub(crate) const KEPT_ONE_IN: u32 = 100;
 /// Bytes of kept packets from which on a pause is due, and those reserved. The packets of the polls before the pause
 /// fit between: a packet in 100 of 1,024 polls of 128.
 const BYTES_DUE: usize = 8 << 20;

@@ -47,7 +47,7 @@ const _: () = assert!(size_of::<BufferMemory>() == 37 * 64);
 
 /// A buffer.
 #[derive(Debug)]
-pub(in super::super) struct FrameBuffer(&'static mut BufferMemory);
+pub(crate) struct FrameBuffer(&'static mut BufferMemory);
 
 impl FrameBuffer {
     /// Makes it a frame of `len` bytes at the usual place, and returns the first bytes, which are to be written.
