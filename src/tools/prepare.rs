@@ -16,8 +16,8 @@ use std::process::Command;
 use dpdk_sys::pci::{self, Verdict};
 
 use super::doctor::{Needs, Root};
-use crate::cli::{DRIVERS, PrepareArgs};
 use crate::settings::Settings;
+use crate::tools::cli::{DRIVERS, PrepareArgs};
 
 mod memory;
 mod step;

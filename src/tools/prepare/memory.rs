@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::Parser as _;
 
 use super::step::PrepareStep;
-use crate::cli::{Cli, Command};
+use crate::tools::cli::{Cli, Command};
 use crate::tools::doctor::{Needs, Root, free_hugepages_mb};
 
 /// Size of the huge pages that are reserved, MB: the only size that can be reserved after a boot without much luck.
