@@ -1,5 +1,5 @@
-//! Packet filters: classic BPF programs (McCanne and Jacobson 1993; pcap-filter(7)) that somebody else compiled, checked
-//! once and then run on frames.
+//! Capture filters: classic BPF programs (McCanne and Jacobson 1993; pcap-filter(7)), checked once and then interpreted
+//! over the bytes of frames.
 //!
 //! **Invariant:** a program ends after at most [`FILTER_INSTRUCTIONS_MAX`] instructions, because jumps lead forward only.
 //! It reads the frame and its own 16 words, and nothing else.

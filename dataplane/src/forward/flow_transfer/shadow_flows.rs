@@ -39,11 +39,11 @@ const TOLD_PER_POLL: usize = 16;
 const HANDOVER: Duration = Duration::from_secs(2);
 
 /// Which packets are a worker's; `None`: all.
-pub(super) type Owned<'a> = Option<(&'a Steering, WorkerId)>;
+pub(in crate::forward) type Owned<'a> = Option<(&'a Steering, WorkerId)>;
 
 /// Whether this worker tells a flow. The owner of the replies tells one that two workers share. A flow of a one-way mode
 /// goes on through any gateway by the hash, unless affinity has chosen its backend.
-pub(super) fn tells<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, flow: &Flow<A>) -> bool {
+pub(in crate::forward) fn tells<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, flow: &Flow<A>) -> bool {
     match flow.mode {
         FlowMode::Nat => !flow.has_foreign_port() || is_owned(owned, snapshot, &flow.tuple(Direction::ToClient)),
         FlowMode::Dnat => true,
@@ -59,7 +59,7 @@ fn is_owned<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, tuple: &Tuple<A>)
 }
 
 /// The replication of one worker.
-pub(super) struct Replicating {
+pub(in crate::forward) struct Replicating {
     queues: Arc<FlowReplication>,
     /// The groups that the gateway owned when they were looked at last.
     groups: Option<OwnedGroups>,
@@ -73,14 +73,14 @@ pub(super) struct Replicating {
 }
 
 impl Replicating {
-    pub(super) const fn new(queues: Arc<FlowReplication>) -> Self {
+    pub(in crate::forward) const fn new(queues: Arc<FlowReplication>) -> Self {
         Self { queues, groups: None, moved: [None; VIP_GROUPS_MAX as usize], looked: None, left: 0, is_idle: true }
     }
 
     /// Applies what partners tell, and tells them flows that have been confirmed for long enough. To be called at each
     /// poll; `changed`: with a new snapshot. Returns how many flows that concerned: more may wait.
     #[inline(never)]
-    pub(super) fn run<P: Port, O>(
+    pub(in crate::forward) fn run<P: Port, O>(
         &mut self,
         engine: &mut Engine<P, O>,
         snapshot: &Snapshot,
@@ -143,7 +143,7 @@ impl Replicating {
 
     /// Ends a poll that has processed this many packets, and publishes the number of shadow flows.
     #[inline(never)]
-    pub(super) fn end_poll(&mut self, packets: usize, tables: &FlowTables) {
+    pub(in crate::forward) fn end_poll(&mut self, packets: usize, tables: &FlowTables) {
         self.is_idle = packets == 0;
         self.queues.set_shadows(tables.shadows());
     }

@@ -8,15 +8,16 @@
 //!
 //! Not here: the bytes of errors (`icmp`).
 
-use super::engine::Engine;
-use super::observer::{Observe, PacketOutcome};
 use crate::flow::{BackendId, Direction, FlowMode, FlowTable, IdleLimits, Tick};
 use crate::forward::decide::{
     FlowFamily, NatForward, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
 };
+use crate::forward::engine::Engine;
+use crate::forward::observer::{Observe, PacketOutcome};
 use crate::icmp;
 use crate::icmp::error_mapping::ErrorRewrite;
-use crate::icmp::{IcmpError, Inner, Quote, TunnelErrorKind, TunnelQuote, UnresolvedNeighbour};
+use crate::icmp::{IcmpError, Inner, Quote, TunnelErrorKind, TunnelQuote};
+use crate::neighbours::UnresolvedNeighbour;
 use crate::port::{Arrival, Port};
 use crate::snapshot::{AddressRole, Exit, RouteTo, Snapshot};
 use crate::stats::DropReason;
@@ -27,7 +28,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     ///
     /// # Errors
     /// The packet, if it is no such error.
-    pub(super) fn error<A: FlowFamily>(
+    pub(in crate::forward) fn error<A: FlowFamily>(
         &mut self,
         snapshot: &Snapshot,
         arrival: Arrival,

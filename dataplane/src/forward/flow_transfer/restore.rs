@@ -78,7 +78,7 @@ impl NumberedPart<'_> {
 
 impl<P: Port, O> Engine<P, O> {
     /// The flows of this worker, its resting ports, and, from the first worker, the clients of session affinity.
-    pub(super) fn save(&self, snapshot: &Snapshot, now: Tick) -> Vec<u8> {
+    pub(in crate::forward) fn save(&self, snapshot: &Snapshot, now: Tick) -> Vec<u8> {
         let mut part = NumberedPart { part: PartWriter::default(), snapshot, numbers: HashMap::default() };
         self.save_family::<u32>(&mut part, snapshot, now);
         self.save_family::<u128>(&mut part, snapshot, now);
@@ -127,7 +127,7 @@ impl<P: Port, O> Engine<P, O> {
 
     /// Takes the flows that this worker owns, and reports what became of them.
     #[cold]
-    pub(super) fn restore<'s>(&mut self, snapshot: &'s Snapshot, saved: &SavedFlows, now: Tick) {
+    pub(in crate::forward) fn restore<'s>(&mut self, snapshot: &'s Snapshot, saved: &SavedFlows, now: Tick) {
         let named = |(id, backend): (BackendId, &'s Backend)| {
             ((&*backend.service, backend.protocol, backend.address), (id, backend.target))
         };

@@ -3,13 +3,13 @@
 //!
 //! Not here: the memory of datagrams and waiting fragments (`fragment`).
 
-use super::engine::Engine;
-use super::observer::Observe;
-use super::rewrite;
-use super::sort::{may_have_flow, owner_of_first};
 use crate::flow::{Candidate, FlowMode, Segment, Tick};
 use crate::forward::decide::{FlowFamily, NatForward, Packet, Verdict, follow};
+use crate::forward::engine::Engine;
+use crate::forward::observer::Observe;
+use crate::forward::rewrite;
 use crate::forward::rewrite::rewrite_of;
+use crate::forward::sort::{may_have_flow, owner_of_first};
 use crate::fragment::{EarlyFragment, Fragment, LaterFragments, Part, Slot};
 use crate::port::{Arrival, Origin, Port};
 use crate::snapshot::Snapshot;
@@ -27,7 +27,7 @@ struct FragmentOf<'a, A> {
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes a fragment, or queues it until the first one arrives.
-    pub(super) fn fragment<A: FlowFamily>(
+    pub(in crate::forward) fn fragment<A: FlowFamily>(
         &mut self,
         snapshot: &Snapshot,
         arrival: Arrival,
@@ -252,7 +252,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Gives an IPv4 packet that may be fragmented on its way an identification of the gateway (RFC 6864 section 5.3).
     /// It is chosen by the packet's addresses, so this follows the rewrite.
     #[cold]
-    pub(super) fn renumber<A: Address>(&mut self, buffer: &mut P::Buffer, headers: &Headers<A>) {
+    pub(in crate::forward) fn renumber<A: Address>(&mut self, buffer: &mut P::Buffer, headers: &Headers<A>) {
         let frame = buffer.bytes_mut();
         let Some((source, destination, protocol)) = ends(frame, headers) else { return };
         let identification = self.identifications.next(source, destination, protocol);
