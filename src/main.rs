@@ -15,7 +15,7 @@ use sluice::tools::replay::{self, ReplayError};
 use sluice::tools::{bench, doctor, prepare};
 
 #[global_allocator]
-static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::TablesInHugePages;
+static ALLOCATOR: linux::memory::TablesInHugePages = linux::memory::TablesInHugePages;
 
 fn main() -> ExitCode {
     match Cli::parse().command {

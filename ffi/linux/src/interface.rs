@@ -12,12 +12,18 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// The index of an interface; none if no interface has this name.
-pub(crate) fn index(name: &str) -> Result<Option<u32>> {
+///
+/// # Errors
+/// If the kernel does not answer.
+pub fn index(name: &str) -> Result<Option<u32>> {
     or_absent(name_to_index(socket()?, name))
 }
 
 /// Whether an interface is up and has a carrier. An interface that does not exist has none.
-pub(crate) fn is_running(name: &str) -> Result<bool> {
+///
+/// # Errors
+/// If the kernel does not answer.
+pub fn is_running(name: &str) -> Result<bool> {
     Ok(or_absent(flags(name))?.is_some_and(|flags| {
         let wanted = libc::IFF_UP | libc::IFF_RUNNING;
         flags & wanted == wanted
@@ -44,7 +50,7 @@ fn socket() -> Result<&'static OwnedFd> {
 }
 
 /// A request about the interface `name`, of which at most 15 bytes are used.
-pub(super) fn request(name: &str) -> libc::ifreq {
+pub(crate) fn request(name: &str) -> libc::ifreq {
     // SAFETY: ifreq is a C struct of integers, for which all-zero bytes are a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let room = request.ifr_name.len() - 1;

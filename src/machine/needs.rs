@@ -39,6 +39,11 @@ fn changed_tags(settings: &Settings) -> Vec<(String, String)> {
         .collect()
 }
 
+/// Whether a device comes by UIO, or by VFIO without an IOMMU.
+pub(crate) fn needs_raw_io(devices: &[Device], root: &Root) -> bool {
+    devices.iter().any(|device| device.is_pci() && pci::needs_raw_io(root.directory(), &device.port_name()))
+}
+
 impl Needs {
     /// The requirements of a configuration.
     #[must_use]
@@ -56,17 +61,16 @@ impl Needs {
         }
     }
 
-    pub(super) fn has_pci_device(&self) -> bool {
+    pub(crate) fn has_pci_device(&self) -> bool {
         self.devices.iter().any(Device::is_pci)
     }
 
     /// Whether a port's device comes by UIO, or by VFIO without an IOMMU.
-    pub(super) fn raw_io(&self, root: &Root) -> bool {
-        let is_raw = |device: &Device| device.is_pci() && pci::needs_raw_io(root.directory(), &device.port_name());
-        self.devices.iter().any(is_raw)
+    pub(crate) fn raw_io(&self, root: &Root) -> bool {
+        needs_raw_io(&self.devices, root)
     }
 
-    pub(super) fn has_driver(&self, driver: &str) -> bool {
+    pub(crate) fn has_driver(&self, driver: &str) -> bool {
         self.devices.iter().any(|device| device.has_driver(driver))
     }
 }

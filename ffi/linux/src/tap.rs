@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use super::interface;
+use crate::interface;
 
 const DEVICE: &str = "/dev/net/tun";
 

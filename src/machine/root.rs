@@ -27,21 +27,21 @@ impl Root {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    pub(in crate::tools) fn exists(&self, path: &str) -> bool {
+    pub(crate) fn exists(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
     /// A file's text without the newline at its end.
-    pub(in crate::tools) fn text(&self, path: &str) -> Option<String> {
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
         fs::read_to_string(self.path(path)).ok().map(|text| text.trim_end().to_owned())
     }
 
-    pub(in crate::tools) fn number<N: std::str::FromStr>(&self, path: &str) -> Option<N> {
+    pub(crate) fn number<N: std::str::FromStr>(&self, path: &str) -> Option<N> {
         self.text(path)?.trim().parse().ok()
     }
 
     /// Writes a file that exists, as the kernel's files do.
-    pub(in crate::tools) fn write(&self, path: &str, text: &str) -> io::Result<()> {
+    pub(crate) fn write(&self, path: &str, text: &str) -> io::Result<()> {
         let file = self.path(path);
         let name = |error| io::Error::new(io::Error::kind(&error), format!("{}: {error}", file.display()));
         let mut opened = fs::OpenOptions::new().write(true).open(&file).map_err(name)?;
@@ -50,19 +50,19 @@ impl Root {
     }
 
     /// Replaces a file of ours, which survives a power cut, and creates its directory.
-    pub(in crate::tools) fn replace(&self, path: &str, text: &str) -> io::Result<()> {
+    pub(crate) fn replace(&self, path: &str, text: &str) -> io::Result<()> {
         let file = self.path(path);
         file.parent().map_or(Ok(()), |directory| files::create_dir(directory, 0o700))?;
         files::replace(&file, files::PRIVATE, Survives::PowerCut, [text.as_bytes()])
     }
 
     /// A file in the kernel's list format: `0-3,8`.
-    pub(super) fn list(&self, path: &str) -> Vec<usize> {
+    pub(crate) fn list(&self, path: &str) -> Vec<usize> {
         self.text(path).map(|text| parse_list(&text)).unwrap_or_default()
     }
 
     /// Names in a directory, sorted.
-    pub(in crate::tools) fn names(&self, path: &str) -> Vec<String> {
+    pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort();
@@ -70,14 +70,14 @@ impl Root {
     }
 
     /// The last path component of the target of a symbolic link.
-    pub(in crate::tools) fn link(&self, path: &str) -> Option<String> {
+    pub(crate) fn link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Path::file_name(&target).and_then(|name| name.to_str()).map(str::to_owned)
     }
 }
 
 /// Parses the kernel's list format; invalid parts are skipped.
-pub(super) fn parse_list(text: &str) -> Vec<usize> {
+fn parse_list(text: &str) -> Vec<usize> {
     let parts = text.trim().split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
@@ -86,7 +86,7 @@ pub(super) fn parse_list(text: &str) -> Vec<usize> {
 }
 
 /// Formats the kernel's list format, or `none`.
-pub(super) fn show_list(numbers: &[usize]) -> String {
+pub(crate) fn show_list(numbers: &[usize]) -> String {
     if numbers.is_empty() {
         return "none".into();
     }
