@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use bench::BenchArgs;
 use clap::Parser;
 use control::config::{Logs, logging};
-use sluice::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
-use sluice::reload::Reload;
 use sluice::run::{self, Privileges, RunError};
+use sluice::settings::reload::Reload;
 use sluice::settings::{Settings, SourceChoice};
+use sluice::tools::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
 use sluice::tools::replay::{self, ReplayError};
 use sluice::tools::{self, doctor, prepare};
 

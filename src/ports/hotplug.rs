@@ -5,7 +5,7 @@
 //! Invariant: each port is handled separately; a failure at one is retried and does not affect the others. A device is
 //! detached only after the workers have given its queues back, and its Ethernet address is published before its link.
 //! Nothing here waits for a driver: calls that open or close a device run on threads of their own.
-//! Deliberately not here: how workers take and return queues (`queue_handover`).
+//! Deliberately not here: how workers take and return queues (`dpdk_port`).
 
 mod device_state;
 mod driver_call;
@@ -30,8 +30,8 @@ use super::handle::{PortHandle, PortHandles, lock};
 use super::retry::Retry;
 use super::steering::{KindState, name, reason};
 use super::twin::TwinReconciler;
+use crate::agent::watch::send_if_changed;
 use crate::settings::PortSettings;
-use crate::watch::send_if_changed;
 use device_state::{ChangedBond, Recall, RunningCall};
 pub(super) use device_state::{DeviceState, OpeningCall};
 pub(super) use driver_call::{CallState, DriverCall};

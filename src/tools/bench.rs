@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use bench::{BenchArgs, BenchError, FlowPages, ListedWorker};
 
-use crate::agent::inquiries::{FlowPosition, Inquiries};
+use crate::worker_threads::inquiries::{FlowPosition, Inquiries};
 
 /// Flows of a page, as `sluicectl flows` asks for them.
 const PAGE: usize = 1000;
