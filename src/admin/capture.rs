@@ -22,8 +22,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::agent::inquiries::Inquiries;
 use crate::worker_threads;
+use crate::worker_threads::inquiries::Inquiries;
 use message::Naming;
 
 /// Maximum and default length of a copy: more than a frame can have.
@@ -255,7 +255,7 @@ mod tests {
     use tonic::{Code, Request};
 
     fn captures() -> Arc<Captures> {
-        Arc::new(Captures::new(Arc::new(crate::agent::inquiries::tests::without_workers())))
+        Arc::new(Captures::new(Arc::new(crate::worker_threads::inquiries::tests::without_workers())))
     }
 
     async fn begin(captures: &Arc<Captures>, request: &v1::CaptureRequest) -> Result<mpsc::Receiver<Reply>, Status> {
