@@ -1,6 +1,6 @@
 //! The mixed stage: what a gateway with one port sees. Every burst holds packets of all modes, both families and both
-//! directions, to backends on the link, behind four routers and in a VLAN, of clients with and without a VLAN tag. Two
-//! packets in a hundred are a SYN or a FIN, one is a fragment.
+//! directions, to backends on the link, behind four routers and in a VLAN, of clients behind a router with and without a
+//! VLAN tag, one client for each flow. Two packets in a hundred are a SYN or a FIN, one is a fragment.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -64,19 +64,13 @@ impl MixedFlow {
         SERVICES[self.service as usize].1
     }
 
-    /// Its client. One client in four is in a VLAN.
-    fn client(self) -> (IpAddr, u16) {
-        (client(self.family(), self.number % 4), 1024 + self.number / 4)
-    }
-
     const fn is_tagged(self) -> bool {
         self.number % 4 == 3
     }
 
     fn packet(self, flags: u8) -> Packet {
-        let (address, port) = self.client();
-        let segment = Segment::Tcp { ports: [port, 80], flags, sequence: 1, acknowledgement: 2 };
-        Packet::between(address, vip(self.service), segment)
+        let segment = Segment::Tcp { ports: [1024 + self.number, 80], flags, sequence: 1, acknowledgement: 2 };
+        Packet::between(client(self.family(), self.is_tagged(), self.number), vip(self.service), segment)
     }
 
     /// A packet of the client.
@@ -110,9 +104,15 @@ fn address(networks: [&str; 2], family: Family, net: u8, host: u8) -> IpAddr {
     }
 }
 
-fn client(family: Family, n: u16) -> IpAddr {
-    let [n, _] = n.to_le_bytes();
-    if n == 3 { address(["198.51", "2001:db8:2"], family, 100, 13) } else { address(["192.0", "2001:db8"], family, 2, 10 + n) }
+/// The client of a flow: one in four is behind the router of a VLAN.
+fn client(family: Family, is_tagged: bool, flow: u16) -> IpAddr {
+    let [host, net] = flow.to_le_bytes();
+    address(if is_tagged { ["198.18", "2001:db8:2"] } else { ["100.64", "2001:db8:1"] }, family, net, host)
+}
+
+/// The router to clients.
+fn clients_router(family: Family, is_tagged: bool) -> IpAddr {
+    if is_tagged { address(["198.51", "2001:db8:3"], family, 100, 254) } else { address(["192.0", "2001:db8"], family, 2, 254) }
 }
 
 fn vip(service: u8) -> IpAddr {
@@ -154,13 +154,16 @@ fn network() -> Network {
     let vlan = |link, addresses: [&str; 2]| VlanLink { link, mtu: 1500, addresses: addresses.map(|a| a.parse().unwrap()).into() };
     let route = |to, via, link| Route { to, via, link, weight: 1 };
     let mut found = Network {
-        vlans: vec![vlan(backends, ["10.1.0.2/24", "fd01::2/64"]), vlan(clients, ["198.51.100.2/24", "2001:db8:2::64:2/112"])],
+        vlans: vec![vlan(backends, ["10.1.0.2/24", "fd01::2/64"]), vlan(clients, ["198.51.100.2/24", "2001:db8:3::64:2/112"])],
         ..Network::default()
     };
     for family in [Family::V4, Family::V6] {
-        let of_vlan = network_of(client(family, 3), [24, 112]);
-        found.routes.push(route(of_vlan, None, clients));
-        found.neighbours.extend((0..4).map(|n| (if n == 3 { clients } else { port }, client(family, n))).map(neighbour));
+        found.routes.push(route(network_of(clients_router(family, true), [24, 112]), None, clients));
+        for (link, is_tagged) in [(port, false), (clients, true)] {
+            let router = clients_router(family, is_tagged);
+            found.routes.push(route(network_of(client(family, is_tagged, 0), [15, 48]), Some(router), link));
+            found.neighbours.push(neighbour((link, router)));
+        }
         found.neighbours.extend((0..ROUTERS).map(|n| neighbour((port, router(family, n)))));
     }
     for (service, (mode, family, _)) in (0..).zip(SERVICES) {
