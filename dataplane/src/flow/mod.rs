@@ -30,9 +30,8 @@ pub use snat::{
     LeaseOffer, PoolId, PortShare, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot,
 };
 pub(crate) use snat::{PortSpread, TrialPorts, UsedPort};
-pub use state::plain::is_plain;
-pub(crate) use state::plain::{Admission, UDP_SIGNAL};
-pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, next_state};
+pub(crate) use state::{Admission, UDP_SIGNAL};
+pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };
