@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use dataplane::workers::{Proof, RETA_ENTRIES, Refuted, RssKind, RssProof, Steering};
+use dataplane::wire::RETA_ENTRIES;
+use dataplane::workers::{Proof, Refuted, RssKind, RssProof, Steering};
 use dataplane::{Doorbell, Peers, PortQueues};
 use dpdk_port::Packet;
 use dpdk_sys::{HashedKind, Spread};

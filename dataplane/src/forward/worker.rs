@@ -26,7 +26,7 @@ use super::flow_transfer::{Owned, Replicating, SavedFlows, tells};
 use super::observer::{Observe, PacketSource};
 use crate::flow::{
     BackendId, Direction, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
-    IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
+    IdleLimits, PoolId, PortShare, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
 };
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
@@ -37,7 +37,7 @@ use crate::snapshot::{RouteTo, Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Tags, TupleKey, protocol, split_mix};
-use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
+use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers};
 use observed::ObservedFrom;
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.

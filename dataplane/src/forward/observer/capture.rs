@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
-use super::{PacketFlow, PacketOutcome};
+use super::outcome::{PacketFlow, PacketOutcome};
 use crate::port::{BURST, PacketFilter, PortIndex};
 use crate::stats::Counter;
 

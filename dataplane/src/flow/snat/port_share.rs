@@ -2,14 +2,13 @@
 //!
 //! **Invariant:** the shares of all workers are disjoint, and together hold every port.
 //!
-//! Not here: the state of ports (`flow`).
+//! Not here: the state of ports (`ports`).
 
 use std::sync::Arc;
 
 use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
 
-use super::id::WorkerId;
-use super::snat_port_spread::PortSpread;
+use super::port_spread::PortSpread;
 use crate::wire::Address;
 
 /// The share of one worker in the ports of every pool.
@@ -26,7 +25,7 @@ enum ShareRule {
     /// Every `stride`th port from `first` on: the remainder identifies the worker.
     Remainder { first: u16, stride: u16 },
     /// Ports whose replies hash to the worker; they differ from pool to pool.
-    Spread { spread: Arc<PortSpread>, worker: WorkerId },
+    Spread { spread: Arc<PortSpread>, worker: u8 },
 }
 impl PortShare {
     /// The ports whose remainder modulo `workers` is `worker`.
@@ -39,7 +38,7 @@ impl PortShare {
     }
 
     /// The ports whose replies network cards spread to this worker. Port ranges are whole blocks of 128.
-    pub(crate) fn spread(spread: Arc<PortSpread>, worker: WorkerId) -> Self {
+    pub(crate) fn spread(spread: Arc<PortSpread>, worker: u8) -> Self {
         const BLOCKS: u16 = (SNAT_PORT_LAST - SNAT_PORT_FIRST) / 128 + 1;
         const { assert!(SNAT_PORT_FIRST.is_multiple_of(128) && SNAT_PORT_LAST % 128 == 127) };
         Self { count: BLOCKS * spread.ports_per_block(worker), start: 0, rule: ShareRule::Spread { spread, worker } }
@@ -69,23 +68,23 @@ impl PortShare {
         Self { start: (random % u64::from(self.count.max(1))) as u16, ..self }
     }
 
-    /// The n-th port of a pool that keeps `place` (see [`PortShare::place`]).
+    /// The n-th port of a pool that keeps `entry` (see [`PortShare::entry`]).
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // n < count
-    pub(crate) fn port<A: Address>(&self, n: u32, place: u8) -> u16 {
+    pub(crate) fn port<A: Address>(&self, n: u32, entry: u8) -> u16 {
         let (n, count) = (n + u32::from(self.start), u32::from(self.count));
         let n = if n >= count { n - count } else { n };
         match &self.rule {
             ShareRule::Remainder { first, stride } => first + stride * n as u16,
-            ShareRule::Spread { spread, worker } => spread.port::<A>(*worker, SNAT_PORT_FIRST, n, place),
+            ShareRule::Spread { spread, worker } => spread.port::<A>(*worker, SNAT_PORT_FIRST, n, entry),
         }
     }
 
     /// What a pool must store to compute its ports.
-    pub(crate) fn place<A: Address>(&self, target: A, target_port: u16, snat: A) -> u8 {
+    pub(crate) fn entry<A: Address>(&self, target: A, target_port: u16, snat: A) -> u8 {
         match &self.rule {
             ShareRule::Remainder { .. } => 0,
-            ShareRule::Spread { spread, .. } => spread.place_without_port(target, target_port, snat),
+            ShareRule::Spread { spread, .. } => spread.entry_without_port(target, target_port, snat),
         }
     }
 }

@@ -5,11 +5,9 @@
 //! their upper nine bits has a different entry. So a worker has as many ports in each such block as it has RETA
 //! entries, and its n-th port is found without a search.
 //!
-//! Not here: the allocation of ports (`flow`).
+//! Not here: the allocation of ports (`ports`).
 
-use super::id::{RETA_ENTRIES, WorkerId};
-use super::toeplitz::{RssKey, Toeplitz, keys};
-use crate::wire::{Address, Tuple};
+use crate::wire::{Address, RETA_ENTRIES, RssKey, Toeplitz, Tuple, rss_keys};
 
 /// Number of ports that share their upper bits: the number of RETA entries.
 const BLOCK: usize = RETA_ENTRIES;
@@ -32,19 +30,19 @@ impl PortEntries {
     /// `None` when two ports of a block have the same entry under this key.
     #[allow(clippy::cast_possible_truncation)] // places and lower bits of ports are below 128
     fn new<A: Address>(toeplitz: &Toeplitz) -> Option<Self> {
-        let place = |port: usize| (toeplitz.of_destination_port::<A>(port as u16) & MASK) as u8;
+        let entry = |port: usize| (toeplitz.of_destination_port::<A>(port as u16) & MASK) as u8;
         let mut lower = [u8::MAX; BLOCK];
         for bits in 0..BLOCK {
-            lower[usize::from(place(bits))] = bits as u8;
+            lower[usize::from(entry(bits))] = bits as u8;
         }
-        let upper = std::array::from_fn(|block| place(block * BLOCK));
+        let upper = std::array::from_fn(|block| entry(block * BLOCK));
         (!lower.contains(&u8::MAX)).then_some(Self { upper, lower })
     }
 
-    /// The port of a block that compensates `place`, the share of the rest of the reply.
-    fn port(&self, block: usize, place: u32) -> u16 {
+    /// The port of a block that compensates `entry`, the share of the rest of the reply.
+    fn port(&self, block: usize, entry: u32) -> u16 {
         let upper = self.upper.get(block).copied().unwrap_or(0);
-        let lower = self.lower[((place & MASK) ^ u32::from(upper)) as usize];
+        let lower = self.lower[((entry & MASK) ^ u32::from(upper)) as usize];
         u16::try_from(block * BLOCK).unwrap_or(0) | u16::from(lower)
     }
 }
@@ -60,34 +58,34 @@ pub(crate) struct PortSpread {
 
 impl PortSpread {
     /// The first key derived from `seed` that serves both families. One in four does, so 400 keys fail once in 10^49.
-    pub(super) fn find(seed: u64, workers: u16) -> Option<(RssKey, Self)> {
-        keys(seed).take(400).find_map(|key| {
+    pub(crate) fn find(seed: u64, workers: u16) -> Option<(RssKey, Self)> {
+        rss_keys(seed).take(400).find_map(|key| {
             let toeplitz = Toeplitz::new(&key);
             let (v4, v6) = (PortEntries::new::<u32>(&toeplitz)?, PortEntries::new::<u128>(&toeplitz)?);
             Some((key, Self { toeplitz, v4, v6, workers }))
         })
     }
 
-    pub(super) fn toeplitz(&self) -> &Toeplitz {
+    pub(crate) fn toeplitz(&self) -> &Toeplitz {
         &self.toeplitz
     }
 
     /// Number of ports of a worker in each block of 128.
-    pub(crate) fn ports_per_block(&self, worker: WorkerId) -> u16 {
-        BLOCK_PORTS.saturating_sub(worker.0.into()).div_ceil(self.workers)
+    pub(crate) fn ports_per_block(&self, worker: u8) -> u16 {
+        BLOCK_PORTS.saturating_sub(worker.into()).div_ceil(self.workers)
     }
 
     /// The RETA entry of a reply without its destination port's share: what a pool of ports stores.
     #[allow(clippy::cast_possible_truncation)] // below 128
-    pub(crate) fn place_without_port<A: Address>(&self, backend: A, backend_port: u16, snat: A) -> u8 {
+    pub(crate) fn entry_without_port<A: Address>(&self, backend: A, backend_port: u16, snat: A) -> u8 {
         let reply = Tuple { source: backend, destination: snat, source_port: backend_port, destination_port: 0, protocol: 0 };
         (self.toeplitz.hash(&reply) & MASK) as u8
     }
 
     /// The n-th port of a worker at or above `first`, a multiple of 128, towards a target with this entry without port.
-    pub(crate) fn port<A: Address>(&self, worker: WorkerId, first: u16, n: u32, without_port: u8) -> u16 {
+    pub(crate) fn port<A: Address>(&self, worker: u8, first: u16, n: u32, without_port: u8) -> u16 {
         let per_block = u32::from(self.ports_per_block(worker)).max(1);
-        let entry = u32::from(worker.0) + n % per_block * u32::from(self.workers);
+        let entry = u32::from(worker) + n % per_block * u32::from(self.workers);
         let block = usize::from(first) / BLOCK + (n / per_block) as usize;
         let places = if A::BYTES == 4 { &self.v4 } else { &self.v6 };
         places.port(block, entry ^ u32::from(without_port))

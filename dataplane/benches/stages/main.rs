@@ -5,30 +5,30 @@
 //! news of flows. It fails if any of them did not end as the stage defines.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a wrong stage must stop the count")]
 
+mod gateway;
+mod mixed;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_queue::ArrayQueue;
-use dataplane::flow::{FlowMode, FlowReplica, FlowReplication, FlowState, ReplicaEvent};
+use dataplane::flow::{FlowMode, FlowReplica, FlowState, ReplicaEvent};
 use dataplane::testing::{Packet, Segment};
+use dataplane::wire::checksum;
 use dataplane::{
-    BURST, Buffer, Burst, Compiler, Config, FlowLimits, Health, Link, Mac, MemoryBuffer, Neighbour, Network, OwnedGroups, Parts,
-    Port, PortConfig, PortIndex, Publisher, Route, TagKind, Tunnel, VipAnswers, Vlan, VlanLink, Worker, WorkerCounters,
-    tcp_flags, wire::checksum,
+    BURST, Buffer, Burst, Config, FlowLimits, Link, Mac, MemoryBuffer, Neighbour, Network, PortConfig, PortIndex, Route, TagKind,
+    Tunnel, Vlan, VlanLink, tcp_flags,
 };
 use ipnet::IpNet;
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
-/// Bursts per measurement: enough that the first one, with cold predictors, does not matter.
-const BURSTS: usize = 64;
+use gateway::{BURSTS, CLUSTER, Gateway, UPLINK, answer, ip};
+
 /// News of partners that a worker takes in one poll.
 const NEWS_PER_POLL: usize = 32;
 /// Flows that exist before the measurement.
 const FLOWS: u16 = 1024;
-const UPLINK: PortIndex = PortIndex(0);
-const CLUSTER: PortIndex = PortIndex(1);
 const VIP: [&str; 2] = ["192.0.2.100", "2001:db8::1:0"];
 
 /// A stage and what it measures.
@@ -66,6 +66,8 @@ enum Kind {
     /// News of own flows for partners, and news of partners, without packets. The polls that they take count.
     Told,
     Shadow(News),
+    /// Packets of all kinds in each burst, see [`mixed`].
+    Mixed,
 }
 
 /// What a partner tells.
@@ -87,7 +89,7 @@ const fn nat_by(name: &'static str, way: Way, kind: Kind) -> Stage {
     Stage { way, ..stage(name, Mode::Nat, Family::V4, kind) }
 }
 
-const STAGES: [Stage; 28] = [
+const STAGES: [Stage; 29] = [
     stage("nat-v4", Mode::Nat, Family::V4, Kind::ToBackend),
     stage("nat-v4-reply", Mode::Nat, Family::V4, Kind::ToClient),
     nat_by("nat-v4-reply-routed", Way::RoutedClients, Kind::ToClient),
@@ -109,6 +111,7 @@ const STAGES: [Stage; 28] = [
     stage("gue-v6", Mode::Gue, Family::V6, Kind::ToBackend),
     stage("nat-v4-new", Mode::Nat, Family::V4, Kind::New),
     stage("nat-v6-new", Mode::Nat, Family::V6, Kind::New),
+    stage("mixed", Mode::Nat, Family::V4, Kind::Mixed),
     stage("told-v4", Mode::Nat, Family::V4, Kind::Told),
     stage("told-v6", Mode::Nat, Family::V6, Kind::Told),
     stage("shadow-v4-begun", Mode::Nat, Family::V4, Kind::Shadow(News::Begun)),
@@ -117,47 +120,6 @@ const STAGES: [Stage; 28] = [
     stage("shadow-v6-begun", Mode::Nat, Family::V6, Kind::Shadow(News::Begun)),
     stage("shadow-v6-ended", Mode::Nat, Family::V6, Kind::Shadow(News::Ended)),
 ];
-
-/// A port that the benchmark fills and empties: one burst in, one burst out, each buffer reused.
-#[derive(Default)]
-struct BurstPort {
-    arriving: Burst<MemoryBuffer>,
-    sent: Burst<MemoryBuffer>,
-    dropped: usize,
-}
-
-impl Port for BurstPort {
-    type Buffer = MemoryBuffer;
-
-    fn receive(&mut self, burst: &mut Burst<MemoryBuffer>) {
-        std::mem::swap(burst, &mut self.arriving);
-    }
-
-    fn transmit(&mut self, burst: &mut Burst<MemoryBuffer>) {
-        std::mem::swap(burst, &mut self.sent);
-    }
-
-    fn allocate(&mut self) -> Option<MemoryBuffer> {
-        Some(MemoryBuffer::default())
-    }
-
-    fn release(&mut self, burst: &mut Burst<MemoryBuffer>) {
-        self.dropped += burst.len();
-        burst.clear();
-    }
-}
-
-/// A gateway of two ports, with one service of 100 backends.
-struct Gateway {
-    worker: Worker<BurstPort>,
-    replication: Arc<FlowReplication>,
-    _publisher: Publisher,
-    now_ns: u64,
-}
-
-fn ip(text: &str) -> IpAddr {
-    text.parse().unwrap()
-}
 
 fn vip(family: Family) -> IpAddr {
     ip(VIP[usize::from(family == Family::V6)])
@@ -297,81 +259,6 @@ fn frame(stage: Stage, flow: u16, flags: u8) -> MemoryBuffer {
     MemoryBuffer::new(&bytes, 0)
 }
 
-/// A packet that answers `sent`: source and destination are swapped, which does not change sums, and the flags differ.
-fn answer(sent: &MemoryBuffer, flags: u8) -> MemoryBuffer {
-    let mut bytes = sent.bytes().to_vec();
-    // The tag is that of the link already.
-    let tag: Vec<u8> = bytes.drain(12..if bytes[12..14] == [0x81, 0] { 16 } else { 12 }).collect();
-    let (addresses, len) = if bytes[12..14] == [8, 0] { (26, 4) } else { (22, 16) };
-    let swap = |bytes: &mut [u8], at: usize, len: usize| (0..len).for_each(|n| bytes.swap(at + n, at + len + n));
-    swap(&mut bytes, 0, 6);
-    swap(&mut bytes, addresses, len);
-    let tcp = addresses + 2 * len;
-    swap(&mut bytes, tcp, 2);
-    let change = checksum::word_delta(bytes[tcp + 13].into(), flags.into());
-    bytes[tcp + 13] = flags;
-    let sum = checksum::apply(u16::from_be_bytes([bytes[tcp + 16], bytes[tcp + 17]]), change);
-    bytes[tcp + 16..tcp + 18].copy_from_slice(&sum.to_be_bytes());
-    bytes.splice(12..12, tag);
-    MemoryBuffer::new(&bytes, 0)
-}
-
-impl Gateway {
-    fn new(stage: Stage) -> Self {
-        let owned = match stage.kind {
-            Kind::Told => Some(1),
-            Kind::Shadow(_) => Some(0),
-            _ => None,
-        };
-        let config = Config { shared_snat: owned.is_some(), ..config(stage) };
-        let mut compiler = Compiler::new(config.clone());
-        // One VIP group, where flows are replicated.
-        let groups = owned.map(|owned| OwnedGroups { groups: 1, owned });
-        compiler.answer_for(&VipAnswers { groups, ..VipAnswers::default() });
-        let (mut publisher, mut subscribers) = Publisher::new(compiler.initial(), 1);
-        publisher.publish(compiler.compile(&state(stage), &network(stage), &Health::default(), 0));
-        let worker = Worker::new(Parts {
-            ports: vec![(BurstPort::default(), None), (BurstPort::default(), None)],
-            subscriber: subscribers.remove(0),
-            limits: config.flows,
-            counters: Arc::new(WorkerCounters::default()),
-            neighbour_requests: Arc::new(ArrayQueue::new(64)),
-            peers: None,
-            seed: 7,
-            observer: (),
-        });
-        let replication = Arc::new(FlowReplication::new(BURSTS * BURST, Duration::from_secs(1)));
-        let mut gateway = Self { worker: worker.unwrap(), replication, _publisher: publisher, now_ns: 1_000_000_000 };
-        if owned.is_some() {
-            gateway.worker.replicate(Arc::clone(&gateway.replication));
-        }
-        // All addresses are announced before the first packet.
-        for _ in 0..100 {
-            gateway.now_ns += 100_000_000;
-            for port in [UPLINK, CLUSTER] {
-                gateway.pass(Self::poll, port, port, Burst::new());
-            }
-        }
-        gateway
-    }
-
-    fn port(&mut self, port: PortIndex) -> &mut BurstPort {
-        self.worker.port_mut(port).unwrap()
-    }
-
-    /// Puts a burst in at one port, and takes the packets that leave at another.
-    fn pass(&mut self, poll: fn(&mut Self), from: PortIndex, to: PortIndex, burst: Burst<MemoryBuffer>) -> Burst<MemoryBuffer> {
-        self.port(from).arriving = burst;
-        poll(self);
-        std::mem::take(&mut self.port(to).sent)
-    }
-
-    fn poll(&mut self) {
-        self.now_ns += 1000;
-        self.worker.poll(self.now_ns);
-    }
-}
-
 /// The counted work: one poll.
 #[inline(never)]
 fn measured(gateway: &mut Gateway) {
@@ -491,8 +378,16 @@ fn main() {
         eprintln!("stages: unknown stage {wanted:?}; `stages list` prints them");
         std::process::exit(2);
     };
-    let mut gateway = Gateway::new(*stage);
+    let owned = match stage.kind {
+        Kind::Told => Some(1),
+        Kind::Shadow(_) => Some(0),
+        _ => None,
+    };
+    let start =
+        || Gateway::new(Config { shared_snat: owned.is_some(), ..config(*stage) }, &network(*stage), &state(*stage), owned);
+    let mut gateway = if stage.kind == Kind::Mixed { mixed::gateway() } else { start() };
     let packets = match stage.kind {
+        Kind::Mixed => mixed::run(&mut gateway, measured),
         Kind::New => new(&mut gateway, *stage),
         Kind::Told => told(&mut gateway, *stage),
         Kind::Shadow(news) => shadows(&mut gateway, *stage, news),

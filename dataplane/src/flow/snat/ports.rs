@@ -1,165 +1,41 @@
-//! SNAT ports: which source ports of the gateway are free towards a target
-//! (docs/internals/decisions/0001-snat-ports.md).
-//!
-//! A pool is one SNAT address towards one target, shared by all services that use the target. It hands out unused ports
-//! in order and queues freed ports, oldest first. A pool belongs to one generation of its target: when the target's
-//! slot is reassigned, the pool starts empty, and ports that flows of the old target still hold are not returned to it.
+//! The state of the SNAT ports of one worker: pools that hand out unused ports in order and queue freed ports, oldest
+//! first.
 //!
 //! **Invariants:** every operation takes constant time at any utilisation. A freed port rests for [`SNAT_PORT_REST`]
 //! unless no other port is left, which is counted. Memory is reserved at construction, and only needed pages are
 //! touched.
 //!
-//! Not here: the owner of a port. The flow holds the lease and releases it.
-//!
 //! Where memory is the limit, ports of TCP and ports of other protocols are accounted separately: a flood of datagrams,
 //! whose ports all rest, takes none from connections.
 //!
-//! With several workers, each has a share of the ports of every pool, so that the port of a backend's reply identifies
-//! the worker ([`crate::workers`]): by the remainder of the port, or by the hash with which network cards spread
-//! replies.
-
-mod preview;
-mod restore;
-
-pub use preview::LeaseOffer;
-pub(crate) use preview::TrialPorts;
-pub(crate) use restore::UsedPort;
+//! Not here: the owner of a port. The flow holds the lease and releases it.
 
 use proto::limits::SNAT_PORT_REST;
 use zerocopy::{AllocError, FromZeros};
 
-use super::tick::{Tick, Ticks};
-use crate::stats::BACKEND_SLOTS;
+use super::lease::{PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatTarget, TARGETS_MAX, TargetSlot};
+use super::port_share::PortShare;
+use crate::flow::tick::{Tick, Ticks};
 use crate::wire::processor;
 use crate::wire::{Address, protocol};
-use crate::workers::PortShare;
 
-/// A target in the snapshots: an address, port and protocol that one or more backends share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TargetSlot {
-    /// Position among the targets, below [`TARGETS_MAX`].
-    pub index: u32,
-    /// Which of the slot's successive targets this is, modulo [`TargetSlot::GENERATIONS`].
-    pub generation: u16,
-}
-
-impl TargetSlot {
-    /// Number of distinct generations. Each lasts at least two minutes, so they repeat after 5 days.
-    pub const GENERATIONS: u16 = 4095;
-
-    /// The slot for the next target.
-    #[must_use]
-    pub const fn next(self) -> Self {
-        Self { index: self.index, generation: (self.generation + 1) % Self::GENERATIONS }
-    }
-}
-
-/// The target that a port is allocated towards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SnatTarget<A> {
-    /// The target.
-    pub slot: TargetSlot,
-    /// Its address.
-    pub address: A,
-    /// Its port.
-    pub port: u16,
-    /// Its transport protocol number.
-    pub protocol: u8,
-}
-
-/// A pool, the ports of one SNAT address towards one target: its position among all pools in the lower 20 bits, the
-/// target's generation in the upper 12.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
-#[repr(transparent)]
-pub struct PoolId(pub u32);
-
-impl PoolId {
-    /// No pool: the flow holds no SNAT port. Releasing a port to it does nothing.
-    pub const NONE: Self = Self(u32::MAX);
-    const INDEX_BITS: u32 = 20;
-
-    /// The pool of a SNAT address, given by its position among those of its family, towards a target.
-    #[must_use]
-    pub const fn new(target: TargetSlot, address: u16) -> Self {
-        if target.index >= TARGETS_MAX || address >= SNAT_ADDRESSES_MAX {
-            return Self::NONE;
-        }
-        let index = target.index * SNAT_ADDRESSES_MAX as u32 + address as u32;
-        Self((target.generation as u32) << Self::INDEX_BITS | index)
-    }
-
-    /// Its position among all pools; `usize::MAX` for [`PoolId::NONE`].
-    #[must_use]
-    pub const fn index(self) -> usize {
-        if self.0 == Self::NONE.0 { usize::MAX } else { (self.0 & ((1 << Self::INDEX_BITS) - 1)) as usize }
-    }
-
-    const fn generation(self) -> u16 {
-        (self.0 >> Self::INDEX_BITS) as u16
-    }
-
-    /// The position of its target among the targets.
-    #[inline(always)]
-    pub(super) const fn target_index(self) -> u32 {
-        (self.0 & ((1 << Self::INDEX_BITS) - 1)) / SNAT_ADDRESSES_MAX as u32
-    }
-
-    /// The target, and the position of the SNAT address. [`PoolId::NONE`] gives ones that do not exist.
-    #[allow(clippy::cast_possible_truncation)] // the addresses of a target
-    pub(crate) const fn parts(self) -> (TargetSlot, u16) {
-        let position = self.0 & ((1 << Self::INDEX_BITS) - 1);
-        let index = position / SNAT_ADDRESSES_MAX as u32;
-        (TargetSlot { index, generation: self.generation() }, (position % SNAT_ADDRESSES_MAX as u32) as u16)
-    }
-}
-
-// No valid pool has the number of `NONE`.
-const _: () = assert!(TARGETS_MAX * SNAT_ADDRESSES_MAX as u32 == 1 << PoolId::INDEX_BITS);
-const _: () = assert!((TargetSlot::GENERATIONS as u32 - 1) < u32::MAX >> PoolId::INDEX_BITS);
-
-/// One SNAT address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SnatAddress<A> {
-    /// The address.
-    pub address: A,
-    /// Its position among the SNAT addresses of its family.
-    pub index: u16,
-}
-
-/// A SNAT port that a flow holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SnatLease<A> {
-    /// The SNAT address.
-    pub address: A,
-    /// The SNAT port.
-    pub port: u16,
-    /// The pool that the port is returned to.
-    pub pool: PoolId,
-}
-
-/// Maximum number of targets: 100,000 backends (DESIGN section 11), rounded up to a power of two.
-pub const TARGETS_MAX: u32 = 131_072;
-const _: () = assert!(TARGETS_MAX as usize == BACKEND_SLOTS);
-/// Maximum number of SNAT addresses of one family: 8 x 64,512 flows towards one target.
-pub const SNAT_ADDRESSES_MAX: u16 = 8;
-
-const PAGE_PORTS: usize = 10;
+pub(super) const PAGE_PORTS: usize = 10;
 /// Index of the last port of a page.
 const PAGE_LAST: u16 = 9;
 const _: () = assert!(PAGE_LAST as usize + 1 == PAGE_PORTS);
 /// Index of the port of a page with which the next page is fetched.
 const FETCH_NEXT_AT: u16 = PAGE_LAST - 1;
 /// A pool that has handed out fewer ports may still grow when the worker's common limit is reached.
-const SMALL_POOL_PORTS: u32 = 256;
+pub(super) const SMALL_POOL_PORTS: u32 = 256;
 
 /// Freed ports of one pool, in order, 6.4 B per port. One cache line.
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
-struct Page {
-    freed: [Tick; PAGE_PORTS],
-    ports: [u16; PAGE_PORTS],
+pub(super) struct Page {
+    pub(super) freed: [Tick; PAGE_PORTS],
+    pub(super) ports: [u16; PAGE_PORTS],
     /// The next page, plus one.
-    next: u32,
+    pub(super) next: u32,
 }
 
 const _: () = assert!(size_of::<Page>() == 64);
@@ -167,37 +43,37 @@ const _: () = assert!(size_of::<Page>() == 64);
 /// One pool; zeroed memory is an empty pool.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
-struct Pool {
+pub(super) struct Pool {
     /// First and last page of the queue, plus one; 0 means none.
-    head: u32,
-    tail: u32,
+    pub(super) head: u32,
+    pub(super) tail: u32,
     /// Ports below this number were handed out at least once.
-    high_water: u32,
+    pub(super) high_water: u32,
     /// Number of ports in the queue.
-    resting: u32,
+    pub(super) resting: u32,
     /// Index of the oldest port in the head page.
-    head_at: u16,
+    pub(super) head_at: u16,
     /// Number of ports in the tail page.
-    tail_at: u16,
-    /// See [`PortShare::place`]; set when the first port is taken, as are the next two.
-    place: u8,
+    pub(super) tail_at: u16,
+    /// See [`PortShare::entry`]; set when the first port is taken, as are the next two.
+    pub(super) entry: u8,
     /// The account of its ports: an index of [`SnatPorts::held`].
-    account: u8,
+    pub(super) account: u8,
     /// Generation of its target.
-    generation: u16,
+    pub(super) generation: u16,
 }
 
 const _: () = assert!(size_of::<Pool>() == 24);
 
 /// Accounts of the memory for resting ports: TCP, and all other protocols.
-const ACCOUNTS: u8 = 2;
+pub(super) const ACCOUNTS: u8 = 2;
 
-const fn account_of(transport: u8) -> u8 {
+pub(super) const fn account_of(transport: u8) -> u8 {
     if transport == protocol::TCP { 0 } else { 1 }
 }
 
 /// The best port that a pool can offer.
-enum Offer {
+pub(super) enum Offer {
     /// The oldest freed port, fully rested.
     Rested,
     /// A port that was never used.
@@ -208,7 +84,7 @@ enum Offer {
 }
 
 /// The addresses in order, starting at `start` (modulo their number).
-pub(crate) fn from<A>(addresses: &[SnatAddress<A>], start: usize) -> impl Iterator<Item = &SnatAddress<A>> {
+pub(super) fn from<A>(addresses: &[SnatAddress<A>], start: usize) -> impl Iterator<Item = &SnatAddress<A>> {
     let split = start % addresses.len().max(1);
     addresses[split..].iter().chain(&addresses[..split])
 }
@@ -216,22 +92,22 @@ pub(crate) fn from<A>(addresses: &[SnatAddress<A>], start: usize) -> impl Iterat
 /// The SNAT ports of one worker.
 #[derive(Debug)]
 pub struct SnatPorts {
-    share: PortShare,
-    rest: Ticks,
-    pools: Vec<Pool>,
-    pages: Vec<Page>,
+    pub(super) share: PortShare,
+    pub(super) rest: Ticks,
+    pub(super) pools: Vec<Pool>,
+    pub(super) pages: Vec<Page>,
     /// Head of the list of free pages, plus one.
-    free_page: u32,
+    pub(super) free_page: u32,
     /// Pages below this position were used at least once.
-    pages_high_water: u32,
+    pub(super) pages_high_water: u32,
     /// Pools below this position were used at least once.
-    pools_high_water: u32,
+    pub(super) pools_high_water: u32,
     /// Ports handed out or resting, over all pools of an account.
-    held: [u32; ACCOUNTS as usize],
+    pub(super) held: [u32; ACCOUNTS as usize],
     /// See [`SnatPorts::new`].
-    common_limit: u32,
-    reused_early: u64,
-    in_use: u32,
+    pub(super) common_limit: u32,
+    pub(super) reused_early: u64,
+    pub(super) in_use: u32,
 }
 
 impl SnatPorts {
@@ -452,7 +328,7 @@ impl SnatPorts {
         (held, addresses.saturating_mul(self.share.count.into()))
     }
 
-    fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {
+    pub(super) fn offer(&self, id: PoolId, transport: u8, now: Tick) -> Offer {
         match self.age_of_oldest(id, now) {
             Some(age) if age >= self.rest => Offer::Rested,
             _ if self.may_grow(id, transport) => Offer::Fresh,
@@ -511,11 +387,11 @@ impl SnatPorts {
         }
         let index = id.index();
         if self.pools[index].high_water == 0 || self.pools[index].generation != id.generation() {
-            let (place, account) = (self.share.place(target.address, target.port, snat), account_of(target.protocol));
-            self.empty(index, Pool { place, account, generation: id.generation(), ..Pool::new_zeroed() });
+            let (entry, account) = (self.share.entry(target.address, target.port, snat), account_of(target.protocol));
+            self.empty(index, Pool { entry, account, generation: id.generation(), ..Pool::new_zeroed() });
         }
         let pool = &mut self.pools[index];
-        let port = self.share.port::<A>(pool.high_water, pool.place);
+        let port = self.share.port::<A>(pool.high_water, pool.entry);
         pool.high_water += 1;
         self.held[usize::from(pool.account)] += 1;
         self.in_use += 1;
@@ -538,6 +414,3 @@ impl SnatPorts {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

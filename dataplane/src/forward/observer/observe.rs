@@ -1,49 +1,9 @@
 //! Observation of each packet's end: `replay` prints it; for workers in production the observer is `()`, which costs
 //! nothing.
 //!
-//! A capture is no such observer: it looks at a worker from outside while it runs (`capture`).
-//!
 //! **Invariant:** an observer sees each packet once, with its final outcome.
 
-mod capture;
-
-pub(in crate::forward) use capture::ObservedPacket;
-pub use capture::{
-    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FlowUse, FrameCopy,
-    ObservedEnd, PacketEnds, PacketSource, SentFrame, WorkerCapture,
-};
-
-use std::net::IpAddr;
-
-use crate::flow::BackendId;
-use crate::port::PortIndex;
-use crate::stats::DropReason;
-
-/// The final outcome of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PacketOutcome {
-    /// Forwarded by this port.
-    Forward(PortIndex),
-    /// Passed to the Linux twin of this port.
-    Linux(PortIndex),
-    /// Turned into an answer that leaves by this port.
-    Reply(PortIndex),
-    /// Dropped.
-    Drop(DropReason),
-}
-
-/// The flow that a packet belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PacketFlow {
-    /// The frontend's address.
-    pub vip: IpAddr,
-    /// The frontend's port.
-    pub port: u16,
-    /// The frontend's protocol number.
-    pub protocol: u8,
-    /// The backend.
-    pub backend: BackendId,
-}
+use super::outcome::{PacketFlow, PacketOutcome};
 
 /// Receives the final outcome of each packet, once.
 pub trait Observe<B> {

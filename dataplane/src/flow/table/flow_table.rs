@@ -5,34 +5,31 @@
 //!
 //! Not here: time. The caller decides when to sweep and which flows to end.
 
-mod sweep;
-
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use super::entry::Flow;
-use super::index::{Guess, Homes, Index, IndexSlot};
-use super::shares::ClientPorts;
-use super::snat::PoolId;
-use super::state::{Direction, FlowState, YieldClass};
-use super::storage::{
+use crate::flow::advance;
+use crate::flow::entry::Flow;
+use crate::flow::index::{Guess, Homes, Index, IndexSlot};
+use crate::flow::shares::ClientPorts;
+use crate::flow::snat::PoolId;
+use crate::flow::state::{Direction, FlowState, YieldClass};
+use crate::flow::storage::{
     AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlows, Replicator, Storage,
 };
-use super::tick::{Tick, Ticks};
-use super::transitions::Segment;
-use super::yield_order::{FLOWS_MAX, Order};
-use crate::flow::advance;
+use crate::flow::tick::{Tick, Ticks};
+use crate::flow::transitions::Segment;
+use crate::flow::yield_order::{FLOWS_MAX, Order};
 use crate::wire::processor::{AnyProcessor, Avx2, Compare, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
-pub(crate) use sweep::{Fate, SweepRules};
 
 /// Largest number of flows that a worker looks at when a group was lost, all in one poll.
 const HANDSHAKES_MAX: usize = 4096;
 
 /// Position of a flow in its table, valid from its insertion to its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowIndex(u32);
+pub struct FlowIndex(pub(super) u32);
 
 /// The probable position of a tuple's flow, passed from the second pass over a burst to the third.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,18 +90,18 @@ pub struct Full;
 /// The flows of a worker, found by tuple.
 #[derive(Debug)]
 pub struct FlowTable<A: Address> {
-    hash: TupleHash,
-    index: Index,
-    storage: Storage<A>,
-    order: Order,
-    clients: ClientPorts,
+    pub(super) hash: TupleHash,
+    pub(super) index: Index,
+    pub(super) storage: Storage<A>,
+    pub(super) order: Order,
+    pub(super) clients: ClientPorts,
     /// Entries below this position were used at least once.
-    high_water: u32,
+    pub(super) high_water: u32,
     /// Head of the list of free entries, plus one; 0 ends it.
-    free: u32,
-    len: u32,
+    pub(super) free: u32,
+    pub(super) len: u32,
     /// The present, to complete times of 24 bits.
-    now: Tick,
+    pub(super) now: Tick,
 }
 
 /// The value stored in the index: the entry, and in the lowest bit the direction.
@@ -471,21 +468,21 @@ impl<A: Address> FlowTable<A> {
     }
 
     /// Removes a flow that is in the table with these hashes.
-    fn take_out_flow(&mut self, index: u32, flow: &Flow<A>, hashes: [u64; 2]) {
+    pub(super) fn take_out_flow(&mut self, index: u32, flow: &Flow<A>, hashes: [u64; 2]) {
         let slots = self.slots_of(index, hashes);
         self.take_out(index, (flow.mode.is_two_way(), flow.state.yield_class()), pool_of(flow), (hashes, slots));
     }
 
     /// The slots of a flow in the index.
     #[inline(always)]
-    fn slots_of(&self, index: u32, [to_backend, to_client]: [u64; 2]) -> [IndexSlot; 2] {
+    pub(super) fn slots_of(&self, index: u32, [to_backend, to_client]: [u64; 2]) -> [IndexSlot; 2] {
         let to_backend = self.index.slot_of(to_backend, place(index, Direction::ToBackend));
         [to_backend, self.index.slot_of(to_client, place(index, Direction::ToClient))]
     }
 
     /// The same for a flow of this kind, with the pool of its SNAT port if it has one.
     #[inline(always)]
-    fn take_out(
+    pub(super) fn take_out(
         &mut self,
         index: u32,
         (is_two_way, class): (bool, Option<YieldClass>),
@@ -654,6 +651,3 @@ impl<A: Address> FlowTable<A> {
         (end < self.high_water).then_some(end)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -7,11 +7,11 @@
 //! The flow table uses a secret seed against chosen tuples. A key hides each factor before each multiplication, so no
 //! sender can choose a factor of 0.
 //!
-//! Not here: the hash of network cards (`workers`).
+//! Not here: the hash of network cards (`toeplitz`).
 
 use std::hash::{BuildHasher, Hasher};
 
-use super::address::{Address, Tuple, TupleKey};
+use crate::wire::address::{Address, Tuple, TupleKey};
 use crate::wire::processor::{Avx2, Lanes};
 
 /// Multiplies and folds the halves of the product.

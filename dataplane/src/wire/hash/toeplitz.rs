@@ -7,12 +7,17 @@
 //!
 //! Not here: which queue a hash leads to.
 
-use crate::wire::{Address, Tuple, split_mix};
+use super::tuple_hash::split_mix;
+use crate::wire::address::{Address, Tuple};
 
 /// Bytes of a key: IPv6 addresses and ports take 36 bytes, and each bit needs the 32 bits that follow it.
 pub const KEY_BYTES: usize = 40;
 /// A key as a device takes it.
 pub type RssKey = [u8; KEY_BYTES];
+
+/// Entries of the redirection table (RETA), a power of two: the smallest table of common network cards. In larger tables it
+/// is repeated, so that the same bits of a hash decide.
+pub const RETA_ENTRIES: usize = 128;
 
 /// Half bytes of the longest input (36 bytes).
 const NIBBLES: usize = 72;
@@ -76,7 +81,7 @@ fn window(key: &RssKey, at: usize) -> u32 {
 }
 
 /// An endless, fixed sequence of keys from a seed.
-pub(super) fn keys(seed: u64) -> impl Iterator<Item = RssKey> {
+pub(crate) fn rss_keys(seed: u64) -> impl Iterator<Item = RssKey> {
     let mut state = seed;
     std::iter::repeat_with(move || {
         let mut key = [0; KEY_BYTES];

@@ -8,16 +8,14 @@
 //! Anyone can forge FIN and RST from the client's address, so they only shorten the idle limit, and later packets of the
 //! other side restore it, a bare acknowledgement included (docs/internals/decisions/0082-who-may-end-a-flow.md):
 //!
-//! - A FIN counts once the other side has acknowledged exactly that FIN ([`super::advance()`] compares the numbers). Until
+//! - A FIN counts once the other side has acknowledged exactly that FIN ([`crate::flow::advance()`] compares the numbers). Until
 //!   then any other packet of the other side shows that it did not accept it.
 //! - A RST is never acknowledged. Any packet of the other side shows that it did not accept it.
 //! - Packets of the backend arrive by its own link, so nobody outside can forge them. Its FIN and RST let the client's
 //!   next SYN begin a new flow.
 //!
-//! Not here: sequence numbers and time, which a state change may need too ([`super::advance()`]), idle limits
-//! ([`super::IdleLimits`]), and which packets change nothing ([`super::is_plain`]).
-
-pub(super) mod plain;
+//! Not here: sequence numbers and time, which a state change may need too ([`crate::flow::advance()`]), idle limits
+//! ([`crate::flow::IdleLimits`]), and which packets change nothing ([`crate::flow::is_plain`]).
 
 use proto::Mode;
 use zerocopy::FromZeros;
@@ -346,7 +344,7 @@ impl FlowState {
 
     /// Whether a number is kept with the flow by which the next packets are checked.
     #[must_use]
-    pub(super) const fn awaits_number(self) -> bool {
+    pub(in crate::flow) const fn awaits_number(self) -> bool {
         matches!(
             self,
             Self::TcpAnswered
@@ -479,7 +477,7 @@ const fn after_backend(state: FlowState, flags: u8) -> FlowState {
 }
 
 /// Whether the number of a packet is kept although it does not change the state: another FIN of the client.
-pub(super) const fn keeps_number(state: FlowState, transport: Transport) -> bool {
+pub(in crate::flow) const fn keeps_number(state: FlowState, transport: Transport) -> bool {
     matches!((state, transport), (FlowState::TcpFinOfClient | FlowState::TcpOneWayHalfClosed, Transport::Tcp { flags })
         if flags & tcp_flags::FIN != 0)
 }
@@ -510,6 +508,3 @@ const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> F
 
 /// Bits of the number of a state, below that of a mode, in the byte by which [`plain::Admission`] finds both.
 pub(crate) const STATE_BITS: u32 = 5;
-
-#[cfg(test)]
-mod tests;
