@@ -4,33 +4,21 @@
 //! Invariant: an impossible combination is refused with the field to change. No packet is forwarded in another way than
 //! requested.
 
-use proto::{Backend, BackendState, Mode, Reason, Refusal, Scheduler, Target};
+use proto::{Backend, BackendState, Mode, Reason, Refusal, Target};
 
-use crate::config::settings::Defaults;
-use crate::world::checkpoint::InForce;
+use crate::config::settings::ControllerSettings;
+use crate::world::checkpoint::Policy;
 use objects::note::{Cause, Remark};
 use objects::service::Unread;
 use objects::status::IpMode;
 use objects::{Kind, PortSpec, ServiceSpec};
 
-/// The policy of one Service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// How packets reach backends.
-    pub mode: Mode,
-    /// Whether they go to endpoints or nodes.
-    pub target: Target,
-    /// How backends are chosen.
-    pub scheduler: Scheduler,
-    /// `ipMode` of its status.
-    pub ip_mode: IpMode,
-}
-
 impl Policy {
     /// The policy of a Service of this kind; `spec` is `None` if it cannot be parsed. What is `in_force` stays for settings
     /// whose annotation has an unknown word.
     #[must_use]
-    pub fn of(spec: Option<&ServiceSpec>, kind: Kind, defaults: &Defaults, in_force: Option<InForce>) -> Self {
+    pub fn of(spec: Option<&ServiceSpec>, kind: Kind, settings: &ControllerSettings, in_force: Option<Self>) -> Self {
+        let defaults = &settings.defaults;
         let kept = |what| in_force.filter(|_| spec.is_some_and(|spec| spec.unread.contains(&what)));
         // A node port is at the gateway's own address, for which no backend accepts packets.
         let can_default = kind != Kind::NodePort || defaults.mode.is_two_way();
@@ -43,11 +31,15 @@ impl Policy {
         let target = kept(Unread::Target).map(|kept| kept.target).or(spec.and_then(|spec| spec.target));
         let scheduler = kept(Unread::Scheduler).map(|kept| kept.scheduler).or(spec.and_then(|spec| spec.scheduler));
         let ip_mode = kept(Unread::IpMode).map(|kept| kept.ip_mode).or(spec.and_then(|spec| spec.ip_mode));
+        let scope = kept(Unread::AffinityScope).map(|kept| kept.affinity_scope).or(spec.and_then(|spec| spec.affinity_scope));
+        let probe = kept(Unread::Probe).map(|kept| kept.probe).or(spec.and_then(|spec| spec.health.probe));
         Self {
             mode,
             target: target.unwrap_or(default_target),
             scheduler: scheduler.unwrap_or(defaults.scheduler),
             ip_mode: ip_mode.unwrap_or(default_ip_mode),
+            affinity_scope: scope.unwrap_or_default(),
+            probe: probe.unwrap_or(settings.health.probe),
         }
     }
 
@@ -124,17 +116,13 @@ fn refused(message: String) -> Option<Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use k8s_openapi::api::core::v1::Service;
+    use proto::{AffinityScope, Probe, Scheduler};
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::plan::tests::settings;
     use objects::Candidate;
-
-    fn defaults(mode: Mode) -> Defaults {
-        Defaults { mode, scheduler: Scheduler::Maglev, drain_timeout: Duration::from_secs(300) }
-    }
 
     /// A Service with these annotations below `sluice.dev/`.
     fn candidate(kind: &str, annotations: &[(&str, &str)], port: Value) -> Candidate {
@@ -147,7 +135,9 @@ mod tests {
     }
 
     fn policy(candidate: &Candidate, mode: Mode) -> Policy {
-        Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &defaults(mode), None)
+        let mut settings = settings();
+        settings.defaults.mode = mode;
+        Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, &settings, None)
     }
 
     #[test]
@@ -159,8 +149,10 @@ mod tests {
             (Mode::Ipip, Target::Node, IpMode::Vip),
             (Mode::Gue, Target::Node, IpMode::Vip),
         ];
+        let usual = policy(&candidate("LoadBalancer", &[], json!({"port": 80})), Mode::Nat);
+        assert_eq!((usual.affinity_scope, usual.probe), (AffinityScope::Port, Probe::Tcp));
         for (mode, target, ip_mode) in rows {
-            let expected = Policy { mode, target, scheduler: Scheduler::Maglev, ip_mode };
+            let expected = Policy { mode, target, scheduler: Scheduler::Maglev, ip_mode, ..usual };
             let annotated = candidate("LoadBalancer", &[("mode", mode.as_str())], json!({"port": 80}));
             assert_eq!(policy(&annotated, Mode::Nat), expected, "by annotation");
             assert_eq!(policy(&candidate("LoadBalancer", &[], json!({"port": 80})), mode), expected, "by default");
@@ -170,9 +162,9 @@ mod tests {
     #[test]
     fn annotations_override_each_of_them() {
         let all = [("mode", "dsr"), ("target", "endpoint"), ("ip-mode", "Proxy"), ("scheduler", "rr")];
-        let expected =
-            Policy { mode: Mode::Dsr, target: Target::Endpoint, scheduler: Scheduler::RoundRobin, ip_mode: IpMode::Proxy };
-        assert_eq!(policy(&candidate("LoadBalancer", &all, json!({"port": 80})), Mode::Gue), expected);
+        let found = policy(&candidate("LoadBalancer", &all, json!({"port": 80})), Mode::Gue);
+        let expected = (Mode::Dsr, Target::Endpoint, Scheduler::RoundRobin, IpMode::Proxy);
+        assert_eq!((found.mode, found.target, found.scheduler, found.ip_mode), expected);
     }
 
     #[test]
