@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use canned::{CONFIG, Canned, serve};
 use clap::{CommandFactory as _, Parser};
+use objects::scalar::url::{HostPort, ServerUrl};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
@@ -236,13 +237,19 @@ async fn completion_and_version_need_no_server() {
 #[test]
 fn servers_are_unix_sockets_or_tls() {
     let parse = |server: &str| Arguments::try_parse_from(["sluicectl", "ports", "--server", server]);
+    let https = |host: &str, port| ServerUrl::Https(HostPort::new(host, port).unwrap());
     assert_eq!(parse("unix:/a").unwrap().server, ServerUrl::Unix("/a".into()));
-    assert_eq!(parse("https://a.example:1").unwrap().server, ServerUrl::Https("a.example".to_owned(), 1));
-    assert_eq!(parse("https://[2001:db8::1]:9").unwrap().server, ServerUrl::Https("2001:db8::1".to_owned(), 9));
+    assert_eq!(parse("https://a.example:1").unwrap().server, https("a.example", 1));
+    assert_eq!(parse("https://[2001:db8::1]:9").unwrap().server, https("2001:db8::1", 9));
     for wrong in ["https://a", "https://a:0", "https://2001:db8::1:9", "https://[a]:1", "/a", "unix:"] {
         assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
     }
-    assert!(parse("http://a:1").unwrap_err().to_string().contains("TLS only; write https://"));
+    assert!(
+        parse("http://a:1")
+            .unwrap_err()
+            .to_string()
+            .contains("without TLS; over TCP both sides show certificates, so write https://")
+    );
 }
 
 #[tokio::test]
