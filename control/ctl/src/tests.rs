@@ -290,9 +290,9 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "gateways").await;
     assert_eq!(
         out,
-        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION  FLOWS  GROUPS  SHADOWS  LAG  SESSIONS\n\
+        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION  FLOWS  GROUPS  SHADOWS  LAG  SESSIONS  AWAITED-BY\n\
          edge-1  yes    1700/4      no        2026-01-31T12:00:00Z  0.1.0    12     5/16    9        4ms  1/2\n\
-         edge-2  no                 yes                                      0\n"
+         edge-2  no                 yes                                      0                                      default\n"
     );
     let (out, _) = printed(Canned::default(), "gateways -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -308,7 +308,8 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "pools -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
     let pool = serde_json::json!({"name": "default", "addresses": ["192.0.2.0/24", "2001:db8::/64"],
-        "total": "18446744073709551872", "used": "1", "available": "18446744073709551871", "conflict": "", "unannounced_by": []});
+        "total": "18446744073709551872", "used": "1", "available": "18446744073709551871", "conflict": "", "unannounced_by": [],
+        "awaiting": "1", "awaited": ["edge-2"]});
     assert_eq!(parsed[0], pool);
     let (out, _) = printed(Canned::default(), "overrides -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
