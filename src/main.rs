@@ -7,15 +7,15 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use control::config::{Logs, logging};
-use sluice::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
-use sluice::reload::Reload;
 use sluice::run::{self, Privileges, RunError};
+use sluice::settings::reload::Reload;
 use sluice::settings::{Settings, SourceChoice};
+use sluice::tools::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
 use sluice::tools::replay::{self, ReplayError};
 use sluice::tools::{bench, doctor, prepare};
 
 #[global_allocator]
-static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::TablesInHugePages;
+static ALLOCATOR: linux::memory::TablesInHugePages = linux::memory::TablesInHugePages;
 
 fn main() -> ExitCode {
     match Cli::parse().command {

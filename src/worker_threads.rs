@@ -10,6 +10,7 @@
 mod bell;
 mod heartbeat;
 mod idle;
+pub mod inquiries;
 mod sleep;
 
 use std::num::NonZeroU64;

@@ -22,7 +22,7 @@ mod worker_flows;
 pub use error::BenchError;
 pub use report::{Report, print};
 
-use crate::cli::{BenchArgs, BenchFamily};
+use crate::tools::cli::{BenchArgs, BenchFamily};
 
 /// Runs a measurement.
 ///

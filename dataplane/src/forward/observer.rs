@@ -1,19 +1,17 @@
 //! Observation of each packet's end: `replay` prints it; for workers in production the observer is `()`, which costs
 //! nothing.
 //!
-//! A capture is no such observer: it looks at a worker from outside while it runs (`capture`, `filter`).
+//! A capture is no such observer: it looks at a worker from outside while it runs (`capture`).
 //!
 //! **Invariant:** an observer sees each packet once, with its final outcome.
 
 mod capture;
-mod filter;
 
 pub(in crate::forward) use capture::ObservedPacket;
 pub use capture::{
     CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FlowUse, FrameCopy,
     ObservedEnd, PacketEnds, PacketSource, SentFrame, WorkerCapture,
 };
-pub use filter::{FILTER_INSTRUCTIONS_MAX, FilterError, FilterInstruction, PacketFilter};
 
 use std::net::IpAddr;
 

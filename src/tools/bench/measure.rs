@@ -27,7 +27,7 @@ use super::trace::{self, Trace};
 use super::traffic::{self, Side, Stage};
 use super::verify::Verifier;
 use super::worker_flows::{Meeting, WorkerSetup, setups};
-use crate::cli::{BenchArgs, BenchIo, BenchState};
+use crate::tools::cli::{BenchArgs, BenchIo, BenchState};
 
 /// Longest slice.
 const SLICE: Duration = Duration::from_millis(250);

@@ -10,7 +10,7 @@ use super::account::{CounterReading, FinalAccount};
 use super::error::BenchError;
 use super::timing::{CycleRate, PollTimes};
 use super::traffic;
-use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, OutputFormat};
+use crate::tools::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, OutputFormat};
 
 /// What was measured. Field names are part of the contract (DESIGN section 8).
 #[derive(Clone, Debug, Serialize)]

@@ -12,7 +12,7 @@ use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZE
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
 use super::error::BenchError;
-use crate::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchMode, BenchProtocol, BenchState};
+use crate::tools::cli::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchMode, BenchProtocol, BenchState};
 
 /// Seed of the workers' tables: figures repeat.
 pub(super) const SEED: u64 = 0x5bd1_e995_9e37_79b9;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::BURST;
 
-use crate::cli::BenchArgs;
+use crate::tools::cli::BenchArgs;
 
 /// Rate of the time stamp counter.
 #[derive(Clone, Copy, Debug)]

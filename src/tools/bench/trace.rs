@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use super::error::BenchError;
 use super::frame::{self, FrameFields};
 use super::traffic::{self, Stage};
-use crate::cli::BenchArgs;
+use crate::tools::cli::BenchArgs;
 
 /// A cache line of a trace. The alignment puts a large trace into huge pages, so that the harness does not measure the
 /// TLB.

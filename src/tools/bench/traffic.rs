@@ -12,7 +12,7 @@ use super::frame::{Content, FrameFields, Hop};
 use super::scenario::{
     self, BACKEND_PORT, CLUSTER_MAC, CLUSTER_VLAN, UPLINK_MAC, UPLINK_VLAN, VIP_PORT, client, router_mac, vip,
 };
-use crate::cli::{BenchArgs, BenchDirection, BenchProtocol, BenchState, FrameSize};
+use crate::tools::cli::{BenchArgs, BenchDirection, BenchProtocol, BenchState, FrameSize};
 
 /// A side of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

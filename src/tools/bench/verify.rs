@@ -17,7 +17,7 @@ use super::error::BenchError;
 use super::frame::{self, Content, FrameFields, Hop, TunnelHeaders};
 use super::scenario::{BACKEND_PORT, CLUSTER_MAC, backend_mac, router_mac, snat_addresses, tunnel_source};
 use super::traffic::{self, Side, Stage};
-use crate::cli::BenchArgs;
+use crate::tools::cli::BenchArgs;
 
 /// What the gateway chose for a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

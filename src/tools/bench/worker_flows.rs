@@ -11,7 +11,7 @@ use dataplane::{Compiler, Health, Peers, PortQueues, Publisher, Subscriber, Tupl
 use proto::Family;
 
 use super::scenario::{self, SEED};
-use crate::cli::{BenchArgs, BenchMode, BenchProtocol};
+use crate::tools::cli::{BenchArgs, BenchMode, BenchProtocol};
 
 /// Setup of one worker.
 pub(super) struct WorkerSetup<B> {

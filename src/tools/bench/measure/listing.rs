@@ -21,7 +21,7 @@ use super::super::report::{ListingCost, Measured};
 use super::super::scenario::{self, SEED};
 use super::super::traffic::Stage;
 use super::{Polled, Session};
-use crate::agent::inquiries::{FlowPosition, Inquiries};
+use crate::worker_threads::inquiries::{FlowPosition, Inquiries};
 
 /// Flows of a page, as `sluicectl flows` asks for them.
 const PAGE: usize = 1000;

@@ -5,9 +5,9 @@
 use dataplane::Buffer;
 
 use super::*;
-use crate::cli::FrameSize;
 use crate::tools::bench::error::BenchError;
 use crate::tools::bench::harness::{Harness, Pace};
+use crate::tools::cli::FrameSize;
 
 fn options(args: &[&str]) -> BenchArgs {
     let bench = BenchArgs::parsed(args);
