@@ -24,7 +24,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use control::config::logging;
-use control::config::url::ControllerUrl;
 use control::controller::ControllerError;
 use control::gateways::socket::{ListenError, listen};
 use control::healthz::systemd;
@@ -39,6 +38,7 @@ use dataplane::{
 use dpdk_port::DpdkPort;
 use dpdk_sys::Eal;
 use ipnet::IpNet;
+use objects::scalar::url::ServerUrl;
 use proto::v1::question::Query;
 use proto::{Arbitration, FleetStatus, GatewayState, Generation, Membership};
 use tokio::signal::unix::{SignalKind, signal};
@@ -458,7 +458,7 @@ fn supervise_state(
 ) {
     let (urls, certificates, group) = match &settings.source {
         StateSource::Embedded(controller, certificates) => {
-            let own = controller.listen.unix.iter().cloned().map(ControllerUrl::Unix).collect();
+            let own = controller.listen.unix.iter().cloned().map(ServerUrl::Unix).collect();
             (own, certificates, Some(controller.group.clone()))
         }
         StateSource::Remote(urls, certificates) => (urls.clone(), certificates, None),
