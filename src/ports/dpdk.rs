@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use dataplane::{BURST, Buffer, Burst, Port};
-use dpdk_sys::{Descriptors, Device, Eal, EalConfig, HashedKind, Mbuf, Mempool, MempoolConfig, NoSpread, RxQueue, Spread};
+use dpdk_sys::{Descriptors, Device, Eal, EalConfig, Mbuf, Mempool, MempoolConfig, NoSpread, RxQueue, Spread, Spreading};
 
 use super::queue_handover::{QueuePair, QueueReceiver};
 use crate::settings::{Hugepages, PortSettings, Settings};
@@ -155,6 +155,8 @@ pub(super) struct QueueRequest {
     pub(super) spread: Option<Spread>,
     /// Whether packets shall wake workers that sleep.
     pub(super) wakes: bool,
+    /// Whether no port receives packets with memory that is not the pool's ([`attaches_memory`]).
+    pub(super) is_one_pool: bool,
 }
 
 /// Actual configuration of a device.
@@ -162,8 +164,8 @@ pub(super) struct QueueRequest {
 pub(super) struct DeviceQueues {
     /// Transmit queues.
     pub(super) transmit: usize,
-    /// The kinds of packets that it distributes as requested.
-    pub(super) spread: Result<Vec<HashedKind>, NoSpread>,
+    /// How it distributes packets.
+    pub(super) spread: Result<Spreading, NoSpread>,
 }
 
 /// The requirements of a configuration: arguments of EAL, and the packet pool.
@@ -187,6 +189,16 @@ pub fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
     let allowed = core_affinity::get_core_ids().unwrap_or_default();
     let cores = allowed.iter().map(|core| core.id).filter(|core| !settings.cores.contains(core)).collect();
     (EalConfig { hugepages, memory_mb, node: pool.node, devices, cores }, pool)
+}
+
+/// Whether received packets carry memory of the driver instead of the pool's: mlx5 with several packets in one buffer.
+/// Drivers must then look at each packet that they release, those of other ports too.
+pub(super) fn attaches_memory(devices: &[PortSettings]) -> bool {
+    let has_argument = |device: Device| {
+        let arguments = device.to_string();
+        arguments.split(',').any(|argument| argument.starts_with("mprq_en=") && argument != "mprq_en=0")
+    };
+    devices.iter().flat_map(|port| port.device.parts()).any(has_argument)
 }
 
 /// Packets that a queue pair holds.
@@ -222,10 +234,13 @@ pub(super) fn open(
     request: &QueueRequest,
 ) -> Result<OpenedPort, dpdk_sys::Error> {
     let mac = settings.mac.map(|mac| mac.0);
-    let QueueRequest { queues, spread, wakes } = request.clone();
+    let QueueRequest { queues, spread, wakes, is_one_pool } = request.clone();
+    // A bond sends LACP frames of a pool of its own, and its members may be of several drivers.
+    let fast_free = is_one_pool && !settings.device.is_bond();
     let device = settings.device.clone().with_queues(queues);
     let descriptors = settings.descriptors;
-    let config = dpdk_sys::PortConfig { device, mtu_bytes: settings.mtu_bytes, mac, queues, spread, descriptors, wakes };
+    let mtu_bytes = settings.mtu_bytes;
+    let config = dpdk_sys::PortConfig { device, mtu_bytes, mac, queues, spread, descriptors, wakes, fast_free };
     let dpdk_sys::StartedPort { port, rx, tx, spread } = dpdk_sys::Port::start(eal, &config, pool)?;
     if port.descriptors() != descriptors {
         let (port, Descriptors { rx, tx }) = (&settings.name, port.descriptors());
