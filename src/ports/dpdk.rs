@@ -3,7 +3,7 @@
 //! Deliberately not here: a worker's view of a port (`dpdk_port`), and when devices come and go (`hotplug`).
 
 use dpdk_port::{QueuePair, memory_mb, packets_of_pair, size_pool};
-use dpdk_sys::{Descriptors, Device, Eal, EalConfig, HashedKind, Mempool, MempoolConfig, NoSpread, Spread};
+use dpdk_sys::{Descriptors, Device, Eal, EalConfig, Mempool, MempoolConfig, NoSpread, Spread, Spreading};
 
 use crate::settings::{Hugepages, PortSettings, Settings};
 
@@ -16,6 +16,8 @@ pub(super) struct QueueRequest {
     pub(super) spread: Option<Spread>,
     /// Whether packets shall wake workers that sleep.
     pub(super) wakes: bool,
+    /// Whether no port receives packets with memory that is not the pool's ([`attaches_memory`]).
+    pub(super) is_one_pool: bool,
 }
 
 /// Actual configuration of a device.
@@ -23,8 +25,8 @@ pub(super) struct QueueRequest {
 pub(super) struct DeviceQueues {
     /// Transmit queues.
     pub(super) transmit: usize,
-    /// The kinds of packets that it distributes as requested.
-    pub(super) spread: Result<Vec<HashedKind>, NoSpread>,
+    /// How it distributes packets.
+    pub(super) spread: Result<Spreading, NoSpread>,
 }
 
 /// The requirements of a configuration: arguments of EAL, and the packet pool.
@@ -78,10 +80,13 @@ pub(super) fn open(
     request: &QueueRequest,
 ) -> Result<OpenedPort, dpdk_sys::Error> {
     let mac = settings.mac.map(|mac| mac.0);
-    let QueueRequest { queues, spread, wakes } = request.clone();
+    let QueueRequest { queues, spread, wakes, is_one_pool } = request.clone();
+    // A bond sends LACP frames of a pool of its own, and its members may be of several drivers.
+    let fast_free = is_one_pool && !settings.device.is_bond();
     let device = settings.device.clone().with_queues(queues);
     let descriptors = settings.descriptors;
-    let config = dpdk_sys::PortConfig { device, mtu_bytes: settings.mtu_bytes, mac, queues, spread, descriptors, wakes };
+    let mtu_bytes = settings.mtu_bytes;
+    let config = dpdk_sys::PortConfig { device, mtu_bytes, mac, queues, spread, descriptors, wakes, fast_free };
     let dpdk_sys::StartedPort { port, rx, tx, spread } = dpdk_sys::Port::start(eal, &config, pool)?;
     if port.descriptors() != descriptors {
         let (port, Descriptors { rx, tx }) = (&settings.name, port.descriptors());

@@ -75,7 +75,8 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),
-        "name device link rx_packets tx_packets rx_missed steering rss rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu gateway reason"
+        "name device link rx_packets tx_packets rx_missed steering rss rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu gateway reason \
+         driver rx queues descriptors burst_mode offloads tx queues descriptors burst_mode offloads rss_table"
     );
     let parsed: serde_json::Value = serde_json::from_str(&ports).unwrap();
     assert_eq!(parsed[0]["rx_packets"], serde_json::json!(u64::MAX));
