@@ -52,6 +52,13 @@ pub(crate) fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
     (EalConfig { hugepages, memory_mb, node: pool.node, devices, cores }, pool)
 }
 
+/// Whether a device receives packets with memory that is not the pool's: mlx5 with several packets in one buffer. Drivers
+/// must then look at each packet that they release, on other ports too.
+pub(super) fn attaches_memory(device: &Device) -> bool {
+    let is_set = |argument: &str| argument.strip_prefix("mprq_en=").is_some_and(|value| value != "0");
+    device.to_string().split(',').any(is_set)
+}
+
 /// The common NUMA node of all devices that report one; `None` if they differ.
 fn common_node(nodes: impl Iterator<Item = Option<u32>>) -> Option<u32> {
     let mut nodes = nodes.flatten();
@@ -111,5 +118,18 @@ mod tests {
         assert_eq!(common_node([None, Some(1), Some(1)].into_iter()), Some(1));
         assert_eq!(common_node([Some(0), Some(1)].into_iter()), None);
         assert_eq!(common_node([None].into_iter()), None);
+    }
+
+    #[test]
+    fn packets_of_several_in_one_buffer_carry_memory_of_the_driver() {
+        let rows = [
+            ("0000:3b:00.0", false),
+            ("0000:3b:00.0,mprq_en=0,dv_flow_en=2", false),
+            ("0000:3b:00.0,dv_flow_en=2,mprq_en=1", true),
+            ("net_af_packet0,iface=mprq_en", false),
+        ];
+        for (device, expected) in rows {
+            assert_eq!(attaches_memory(&device.parse().unwrap()), expected, "{device}");
+        }
     }
 }

@@ -141,7 +141,7 @@ async fn open_all(
     let by_nic = Steering::toeplitz(workers, seed);
     let mut request = QueueRequest {
         wakes: settings.poll == Poll::Adaptive,
-        is_one_pool: !dpdk::attaches_memory(&settings.ports),
+        is_one_pool: !settings.ports.iter().flat_map(|port| port.device.parts()).any(|device| dpdk::attaches_memory(&device)),
         ..steering::request(workers, &by_nic)
     };
     let presences = presences(&settings.ports)?;

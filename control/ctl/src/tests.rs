@@ -85,6 +85,21 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
 }
 
 #[tokio::test]
+async fn a_wide_table_has_more_columns_where_the_list_has_more() {
+    let (ports, _) = printed(Canned::default(), "ports").await;
+    assert!(!ports.contains("DRIVER"), "{ports}");
+    let (ports, _) = printed(Canned::default(), "ports -o wide").await;
+    let (titles, row) = ports.split_once('\n').unwrap();
+    assert!(
+        titles.ends_with("DRIVER   QUEUES  DESCRIPTORS  RX-MODE      TX-MODE  OFFLOADS                 RSS-TABLE"),
+        "{ports}"
+    );
+    assert!(row.contains("net_ice  2/1     1024/512     Vector AVX2           RSS_HASH,MBUF_FAST_FREE  512"), "{ports}");
+    let (drops, _) = printed(Canned::default(), "drops -o wide").await;
+    assert_eq!(drops, printed(Canned::default(), "drops").await.0);
+}
+
+#[tokio::test]
 async fn flows_of_all_pages_are_listed_up_to_a_limit_that_is_announced() {
     let (out, notes) = printed(Canned::default(), "flows").await;
     let row =
