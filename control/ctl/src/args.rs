@@ -302,6 +302,8 @@ pub struct ListArguments {
 pub enum Output {
     /// A table for people.
     Table,
+    /// A table with more columns, where a list has more.
+    Wide,
     /// One array; with --watch, one object a line.
     Json,
     /// One list; with --watch, one document per object.

@@ -75,12 +75,28 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),
-        "name device link rx_packets tx_packets rx_missed steering rss rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu gateway reason"
+        "name device link rx_packets tx_packets rx_missed steering rss rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu gateway reason \
+         driver rx queues descriptors burst_mode offloads tx queues descriptors burst_mode offloads rss_table"
     );
     let parsed: serde_json::Value = serde_json::from_str(&ports).unwrap();
     assert_eq!(parsed[0]["rx_packets"], serde_json::json!(u64::MAX));
     let (drops, _) = printed(Canned::default(), "drops --output json").await;
     assert_eq!(fields(&drops), "reason worker packets gateway reason worker packets gateway");
+}
+
+#[tokio::test]
+async fn a_wide_table_has_more_columns_where_the_list_has_more() {
+    let (ports, _) = printed(Canned::default(), "ports").await;
+    assert!(!ports.contains("DRIVER"), "{ports}");
+    let (ports, _) = printed(Canned::default(), "ports -o wide").await;
+    let (titles, row) = ports.split_once('\n').unwrap();
+    assert!(
+        titles.ends_with("DRIVER   QUEUES  DESCRIPTORS  RX-MODE      TX-MODE  OFFLOADS                 RSS-TABLE"),
+        "{ports}"
+    );
+    assert!(row.contains("net_ice  2/1     1024/512     Vector AVX2           RSS_HASH,MBUF_FAST_FREE  512"), "{ports}");
+    let (drops, _) = printed(Canned::default(), "drops -o wide").await;
+    assert_eq!(drops, printed(Canned::default(), "drops").await.0);
 }
 
 #[tokio::test]
