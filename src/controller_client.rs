@@ -81,7 +81,7 @@ pub struct ClientSettings {
 #[derive(Clone)]
 pub struct ClientChannels {
     /// Output, and input at the start: the current state.
-    pub known: watch::Sender<Option<GatewayState>>,
+    pub state: watch::Sender<Option<GatewayState>>,
     /// Output: whether a controller is connected and has sent its state.
     pub connected: watch::Sender<bool>,
     /// Output: whether the gateway is drained.
@@ -145,6 +145,14 @@ impl StreamError {
     }
 }
 
+/// What outlives a stream.
+struct Progress {
+    received: Received,
+    backoffs: Backoffs,
+    /// Whether the last controller named no partners although they are not configured.
+    lacks_membership: bool,
+}
+
 /// Delay before dialling again.
 struct Backoffs {
     away: ExponentialBackoff,
@@ -162,48 +170,62 @@ impl Backoffs {
     }
 }
 
-/// Follows the controllers and never returns.
-///
-/// # Errors
-/// If no controller is configured.
-pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(), Failure> {
-    if settings.urls.is_empty() {
-        return Err("no controller is configured: expected at least one of `controller.urls`".into());
-    }
-    let mut received = Received::resuming(channels.known.borrow().as_ref());
-    let mut backoffs = Backoffs::new();
-    let mut logged = String::new();
-    let mut configured = settings.urls.iter().cycle();
-    let mut leader: Option<ControllerUrl> = None;
-    let mut unreached: Option<(ControllerUrl, Instant)> = None;
-    let mut lacks_membership = false;
-    let mut of_all_streams = JoinSet::new();
-    if let Some(contender) = channels.contender.clone() {
-        of_all_streams.spawn(claims::lapse(contender));
-    }
-    loop {
-        // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
-        let is_led_there = leader.is_some();
-        let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
-        let Err(error) = follow(&url, &settings, &channels, &mut received, (&mut backoffs, &mut lacks_membership)).await;
-        if is_led_there && matches!(error, StreamError::Connect { .. }) {
-            unreached = Some((url, Instant::now()));
+/// The client of the controller. Cloned for each start.
+#[derive(Clone)]
+pub struct ControllerClient {
+    /// The controllers, and the identity of the gateway.
+    pub settings: ClientSettings,
+    /// Its inputs and outputs.
+    pub channels: ClientChannels,
+}
+
+impl ControllerClient {
+    /// Follows the controllers and never returns.
+    ///
+    /// # Errors
+    /// If no controller is configured.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { settings, channels } = self;
+        if settings.urls.is_empty() {
+            return Err("no controller is configured: expected at least one of `controller.urls`".into());
         }
-        let is_unreached = |url: &ControllerUrl| {
-            unreached.as_ref().is_some_and(|(unreached, at)| unreached == url && at.elapsed() < UNREACHED_LEADER_FOR)
+        let mut progress = Progress {
+            received: Received::resuming(channels.state.borrow().as_ref()),
+            backoffs: Backoffs::new(),
+            lacks_membership: false,
         };
-        leader = error.leader().filter(|url| !is_led_there && settings.certificates.is_some() && !is_unreached(url));
-        // An attempt that fails is no news: the age of the state counts changes of this.
-        if channels.connected.send_if_modified(std::mem::take) {
-            logged.clear();
+        let mut logged = String::new();
+        let mut configured = settings.urls.iter().cycle();
+        let mut leader: Option<ControllerUrl> = None;
+        let mut unreached: Option<(ControllerUrl, Instant)> = None;
+        let mut of_all_streams = JoinSet::new();
+        if let Some(contender) = channels.contender.clone() {
+            of_all_streams.spawn(claims::lapse(contender));
         }
-        let text = error.to_string();
-        if text != logged {
-            tracing::warn!(error = text, "not connected to a controller; the last state stays in use");
-            logged = text;
-        }
-        if leader.is_none() {
-            sleep(backoffs.after(&error)).await;
+        loop {
+            // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
+            let is_led_there = leader.is_some();
+            let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
+            let Err(error) = follow(&url, &settings, &channels, &mut progress).await;
+            if is_led_there && matches!(error, StreamError::Connect { .. }) {
+                unreached = Some((url, Instant::now()));
+            }
+            let is_unreached = |url: &ControllerUrl| {
+                unreached.as_ref().is_some_and(|(unreached, at)| unreached == url && at.elapsed() < UNREACHED_LEADER_FOR)
+            };
+            leader = error.leader().filter(|url| !is_led_there && settings.certificates.is_some() && !is_unreached(url));
+            // An attempt that fails is no news: the age of the state counts changes of this.
+            if channels.connected.send_if_modified(std::mem::take) {
+                logged.clear();
+            }
+            let text = error.to_string();
+            if text != logged {
+                tracing::warn!(error = text, "not connected to a controller; the last state stays in use");
+                logged = text;
+            }
+            if leader.is_none() {
+                sleep(progress.backoffs.after(&error)).await;
+            }
         }
     }
 }
@@ -213,8 +235,7 @@ async fn follow(
     url: &ControllerUrl,
     settings: &ClientSettings,
     channels: &ClientChannels,
-    received: &mut Received,
-    (backoffs, lacks_membership): (&mut Backoffs, &mut bool),
+    progress: &mut Progress,
 ) -> Result<Infallible, StreamError> {
     let refused = |status| StreamError::Refused { url: url.clone(), status: Box::new(status) };
     let dialled = dial(url, &settings.gateway, settings.certificates.as_ref()).await;
@@ -224,7 +245,7 @@ async fn follow(
     let mut changes = settings.profile.clone();
     let profile = changes.borrow_and_update().clone();
     let replication = settings.replication.map_or_else(String::new, |address| address.to_string());
-    let hello = v1::Hello { group, parts: true, replication, ..received.hello(&settings.gateway, &settings.version) };
+    let hello = v1::Hello { group, parts: true, replication, ..progress.received.hello(&settings.gateway, &settings.version) };
     let hello = proto::convert::with_profile(hello, &profile);
     let hello = Message::Hello(hello);
     let (messages, outgoing) = mpsc::channel(1);
@@ -241,7 +262,7 @@ async fn follow(
         .max_encoding_message_size(limits::MESSAGE_BYTES_MAX);
     let mut stream = client.watch(requests).await.map_err(refused)?.into_inner();
     answers.spawn(fleet_queries::run(channel, settings.gateway.clone(), channels.answering.clone()));
-    let mut reached = channels.facts.reached.clone();
+    let mut applied = channels.facts.applied.clone();
     let (mut epoch, mut reassembly, mut is_arbitrated) = (None, Reassembly::default(), false);
     loop {
         tokio::select! {
@@ -259,25 +280,26 @@ async fn follow(
                 }
                 // A controller of an earlier version says nothing about it.
                 let membership = whole.membership.take().and_then(proto::convert::membership);
-                note_lack(lacks_membership, settings.needs_membership && membership.is_none(), url);
+                let lacks_membership = settings.needs_membership && membership.is_none();
+                warn_once_without_membership(&mut progress.lacks_membership, lacks_membership, url);
                 if let Some(membership) = membership {
                     send_if_changed(&channels.membership, Some(membership));
                 }
                 // Applied before the state, so that a drained gateway announces nothing in between.
                 send_if_changed(&channels.draining, whole.draining);
-                let known = received.apply(whole)?;
-                tracing::debug!(generation = %known.state.generation, "received");
-                *backoffs = Backoffs::new();
-                epoch = Some(known.state.generation.epoch.clone());
+                let state = progress.received.apply(whole)?;
+                tracing::debug!(generation = %state.state.generation, "received");
+                progress.backoffs = Backoffs::new();
+                epoch = Some(state.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {
-                    tracing::info!(%url, generation = %known.state.generation, "following the controller");
+                    tracing::info!(%url, generation = %state.state.generation, "following the controller");
                 }
-                channels.known.send_replace(Some(known));
-                reached.mark_changed();
+                channels.state.send_replace(Some(state));
+                applied.mark_changed();
             }
             Ok(()) = changes.changed() => return Err(StreamError::Readdressed),
-            Ok(()) = reached.changed() => {
-                let now = reached.borrow_and_update().clone().filter(|g| epoch.as_ref() == Some(&g.epoch));
+            Ok(()) = applied.changed() => {
+                let now = applied.borrow_and_update().clone().filter(|g| epoch.as_ref() == Some(&g.epoch));
                 if now.is_some() {
                     send_if_changed(&acknowledge, now);
                 }
@@ -286,9 +308,10 @@ async fn follow(
     }
 }
 
-/// Logs once that a controller names no partners, and again after one has named some. Returns whether it was logged.
-fn note_lack(lacks_membership: &mut bool, lacks_it_now: bool, url: &ControllerUrl) -> bool {
-    let is_new = lacks_it_now && !*lacks_membership;
+/// Logs once that a controller names no partners, and again after one has named some. `was_lacking`: whether the last
+/// controller named none. Returns whether it was logged.
+fn warn_once_without_membership(was_lacking: &mut bool, is_lacking: bool, url: &ControllerUrl) -> bool {
+    let is_new = is_lacking && !*was_lacking;
     if is_new {
         tracing::warn!(
             %url,
@@ -296,7 +319,7 @@ fn note_lack(lacks_membership: &mut bool, lacks_it_now: bool, url: &ControllerUr
              the controller, or set `fleet.partners` and `fleet.key`"
         );
     }
-    *lacks_membership = lacks_it_now;
+    *was_lacking = is_lacking;
     is_new
 }
 
@@ -395,7 +418,7 @@ mod tests {
         dir: tempfile::TempDir,
         known: watch::Receiver<Option<GatewayState>>,
         connected: watch::Receiver<bool>,
-        reached: watch::Sender<Option<Generation>>,
+        applied: watch::Sender<Option<Generation>>,
         served: watch::Sender<Served>,
         draining: watch::Receiver<bool>,
         membership: watch::Receiver<Option<Membership>>,
@@ -410,7 +433,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let (known, known_out) = watch::channel(before);
             let (connected, connected_out) = watch::channel(false);
-            let (reached, reached_out) = watch::channel(None);
+            let (applied, applied_out) = watch::channel(None);
             let settings = ClientSettings {
                 urls: vec![ControllerUrl::Unix(dir.path().join("config.sock"))],
                 certificates: None,
@@ -423,7 +446,7 @@ mod tests {
             };
             let (served, served_out) = watch::channel(Served::default());
             let fleet = watch::Sender::default();
-            let facts = Facts { served: served_out, reached: reached_out, fleet: fleet.subscribe(), workers: Vec::new() };
+            let facts = Facts { served: served_out, applied: applied_out, fleet: fleet.subscribe(), workers: Vec::new() };
             let (draining, draining_out) = watch::channel(false);
             let answering: Responder = Arc::new(|query: &Query| match query {
                 Query::Services(_) => Reply::Services(v1::ListServicesResponse::default()),
@@ -434,10 +457,10 @@ mod tests {
             let decided = watch::Sender::default();
             let (arbitration, claimed) = (decided.subscribe(), watch::Sender::default().subscribe());
             let contender = Some(Contender::new(claimed, "192.0.2.0/24".to_owned(), || 0, decided));
-            let channels = ClientChannels { known, connected, draining, membership, contender, answering, facts };
-            let client = tokio::spawn(run(settings, channels));
+            let channels = ClientChannels { state: known, connected, draining, membership, contender, answering, facts };
+            let client = tokio::spawn(ControllerClient { settings, channels }.run());
             let (known, connected, draining, membership) = (known_out, connected_out, draining_out, membership_out);
-            Self { dir, known, connected, reached, served, draining, membership, arbitration, _fleet: fleet, client }
+            Self { dir, known, connected, applied, served, draining, membership, arbitration, _fleet: fleet, client }
         }
 
         /// A client with a controller whose messages the test determines.
@@ -476,15 +499,15 @@ mod tests {
         stream.send(difference(&one, &two)).await;
         gateway.knows(&two).await;
         assert!(*gateway.connected.borrow());
-        gateway.reached.send_replace(Some(Generation { epoch: "older".to_owned(), counter: 9 }));
-        gateway.reached.send_replace(Some(two.generation.clone()));
+        gateway.applied.send_replace(Some(Generation { epoch: "older".to_owned(), counter: 9 }));
+        gateway.applied.send_replace(Some(two.generation.clone()));
         assert_eq!(stream.next().await, Message::Acknowledge((&two.generation).into()));
     }
 
     #[test]
     fn a_controller_that_names_no_partners_is_logged_once() {
         let (mut lacks, url) = (false, ControllerUrl::Unix("/run/config.sock".into()));
-        let logged = [true, true, false, true].map(|lacks_it_now| note_lack(&mut lacks, lacks_it_now, &url));
+        let logged = [true, true, false, true].map(|is_lacking| warn_once_without_membership(&mut lacks, is_lacking, &url));
         assert_eq!(logged, [true, false, false, true], "again after one that named some");
     }
 
@@ -554,7 +577,7 @@ mod tests {
         assert_eq!(hello.have, Some((&held.generation).into()));
         stream.send(difference(&held, &held)).await;
         assert!(Arc::ptr_eq(&gateway.knows(&held).await.state, &held));
-        gateway.reached.send_replace(Some(held.generation.clone()));
+        gateway.applied.send_replace(Some(held.generation.clone()));
         assert_eq!(stream.next().await, Message::Acknowledge((&held.generation).into()));
     }
 
@@ -626,7 +649,7 @@ mod tests {
         gateway.knows(&state("e", 1, &[Arc::clone(&kept), web])).await;
         let changed = controller.publish(&[Arc::clone(&kept), service("web", &["10.0.0.3:80"])]);
         let before = gateway.knows(&changed).await;
-        gateway.reached.send_replace(Some(changed.generation.clone()));
+        gateway.applied.send_replace(Some(changed.generation.clone()));
         let acknowledged = |gateways: &Gateways| gateways.any_reached(changed.generation.counter);
         timeout(LONG, controller.gateways.wait_for(acknowledged)).await.unwrap().unwrap();
         gateway.served.send_replace(Served {
