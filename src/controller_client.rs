@@ -11,16 +11,15 @@ mod dial;
 mod fleet_queries;
 pub(crate) mod received;
 mod report;
+mod stream_end;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use control::config::settings::CertificateFiles;
 use control::config::url::ControllerUrl;
-use control::gateways::listener::chain;
-use proto::message_parts::{Reassembly, TooManyParts};
+use proto::message_parts::Reassembly;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::{Arbitration, GatewayProfile, GatewayState, Membership, limits, v1};
@@ -32,25 +31,13 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::agent::supervisor::Failure;
 use crate::agent::watch::send_if_changed;
-use dial::{DialError, dial};
-use received::{Received, ReceivedError};
+use dial::dial;
+use received::Received;
+use stream_end::{Backoffs, StreamError};
 
 pub use claims::Contender;
 pub use fleet_queries::Responder;
 pub use report::Facts;
-
-/// Backoffs before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter
-/// keeps a hundred gateways from dialling one controller at the same moment. A controller that restarts on its machine
-/// is back within a second; a dozen gateways then dial it 24 to 48 times a second at most.
-const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
-    .with_min_delay(Duration::from_millis(50))
-    .with_max_delay(Duration::from_millis(250))
-    .with_jitter()
-    .without_max_times();
-/// A gateway that was refused dials less often, every 2.5 to 5 s at the end: an operator has to correct something
-/// first.
-const BACKOFF_REFUSED: ExponentialBuilder = BACKOFF.with_max_delay(LONGEST_DELAY_REFUSED);
-const LONGEST_DELAY_REFUSED: Duration = Duration::from_millis(2500);
 
 /// How long the address of a leader that could not be reached is not dialled again. It may be that of a Pod in a network that
 /// this machine does not reach, and each attempt takes seconds; another URL leads to the leader by chance.
@@ -105,69 +92,12 @@ impl ClientChannels {
     }
 }
 
-/// Why a stream ended.
-#[derive(Debug, thiserror::Error)]
-enum StreamError {
-    #[error("cannot connect to the controller at {url}: {error}; is it running there, and may this process reach it?")]
-    Connect { url: ControllerUrl, error: DialError },
-    #[error("the controller at {url} refused: {}", status_text(status))]
-    Refused { url: ControllerUrl, status: Box<tonic::Status> },
-    #[error("the controller at {0} closed the stream")]
-    Closed(ControllerUrl),
-    #[error("addresses of the gateway have changed; the controller is told")]
-    Readdressed,
-    #[error(transparent)]
-    Received(#[from] ReceivedError),
-    #[error(transparent)]
-    Parts(#[from] TooManyParts),
-}
-
-impl StreamError {
-    /// The leader, as named by a controller that does not lead.
-    fn leader(&self) -> Option<ControllerUrl> {
-        let Self::Refused { status, .. } = self else { return None };
-        if status.code() != tonic::Code::FailedPrecondition {
-            return None;
-        }
-        status.metadata().get(limits::LEADER_METADATA)?.to_str().ok()?.parse().ok()
-    }
-
-    /// Whether dialling again cannot help: the controller refuses this gateway, or its messages cannot be understood.
-    fn is_lasting(&self) -> bool {
-        use tonic::Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented};
-        match self {
-            Self::Refused { status, .. } => {
-                matches!(status.code(), InvalidArgument | PermissionDenied | Unauthenticated | Unimplemented)
-            }
-            Self::Received(_) | Self::Parts(_) => true,
-            Self::Connect { .. } | Self::Closed(_) | Self::Readdressed => false,
-        }
-    }
-}
-
 /// What outlives a stream.
 struct Progress {
     received: Received,
     backoffs: Backoffs,
     /// Whether the last controller named no partners although they are not configured.
     lacks_membership: bool,
-}
-
-/// Delay before dialling again.
-struct Backoffs {
-    away: ExponentialBackoff,
-    refused: ExponentialBackoff,
-}
-
-impl Backoffs {
-    fn new() -> Self {
-        Self { away: BACKOFF.build(), refused: BACKOFF_REFUSED.build() }
-    }
-
-    fn after(&mut self, error: &StreamError) -> Duration {
-        let waits = if error.is_lasting() { &mut self.refused } else { &mut self.away };
-        waits.next().unwrap_or(LONGEST_DELAY_REFUSED)
-    }
 }
 
 /// The client of the controller. Cloned for each start.
@@ -321,12 +251,6 @@ fn warn_once_without_membership(was_lacking: &mut bool, is_lacking: bool, url: &
     }
     *was_lacking = is_lacking;
     is_new
-}
-
-/// Formats a status with the cause from the transport, which alone shows a handshake that the controller refused.
-fn status_text(status: &tonic::Status) -> String {
-    let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
-    if cause.is_empty() { status.message().to_owned() } else { format!("{}: {cause}", status.message()) }
 }
 
 #[cfg(test)]
@@ -518,7 +442,7 @@ mod tests {
         let mut backoffs = Backoffs::new();
         let away = [
             StreamError::Closed(url()),
-            StreamError::Connect { url: url(), error: DialError::Connect("connection refused".to_owned()) },
+            StreamError::Connect { url: url(), error: super::dial::DialError::Connect("connection refused".to_owned()) },
             refused(tonic::Code::Unavailable),
             refused(tonic::Code::FailedPrecondition),
         ];
