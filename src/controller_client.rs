@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use control::config::settings::CertificateFiles;
-use control::config::url::ControllerUrl;
+use objects::scalar::url::ServerUrl;
 use proto::message_parts::Reassembly;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
@@ -47,7 +47,7 @@ const UNREACHED_LEADER_FOR: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
     /// Controllers, tried in turn.
-    pub urls: Vec<ControllerUrl>,
+    pub urls: Vec<ServerUrl>,
     /// Certificates for TCP.
     pub certificates: Option<CertificateFiles>,
     /// The group of the embedded controller; for others the certificate has it.
@@ -126,8 +126,8 @@ impl ControllerClient {
         };
         let mut logged = String::new();
         let mut configured = settings.urls.iter().cycle();
-        let mut leader: Option<ControllerUrl> = None;
-        let mut unreached: Option<(ControllerUrl, Instant)> = None;
+        let mut leader: Option<ServerUrl> = None;
+        let mut unreached: Option<(ServerUrl, Instant)> = None;
         let mut of_all_streams = JoinSet::new();
         if let Some(contender) = channels.contender.clone() {
             of_all_streams.spawn(claims::lapse(contender));
@@ -140,7 +140,7 @@ impl ControllerClient {
             if is_led_there && matches!(error, StreamError::Connect { .. }) {
                 unreached = Some((url, Instant::now()));
             }
-            let is_unreached = |url: &ControllerUrl| {
+            let is_unreached = |url: &ServerUrl| {
                 unreached.as_ref().is_some_and(|(unreached, at)| unreached == url && at.elapsed() < UNREACHED_LEADER_FOR)
             };
             leader = error.leader().filter(|url| !is_led_there && settings.certificates.is_some() && !is_unreached(url));
@@ -162,7 +162,7 @@ impl ControllerClient {
 
 /// Follows one controller until the stream ends, which is always an error.
 async fn follow(
-    url: &ControllerUrl,
+    url: &ServerUrl,
     settings: &ClientSettings,
     channels: &ClientChannels,
     progress: &mut Progress,
@@ -240,7 +240,7 @@ async fn follow(
 
 /// Logs once that a controller names no partners, and again after one has named some. `was_lacking`: whether the last
 /// controller named none. Returns whether it was logged.
-fn warn_once_without_membership(was_lacking: &mut bool, is_lacking: bool, url: &ControllerUrl) -> bool {
+fn warn_once_without_membership(was_lacking: &mut bool, is_lacking: bool, url: &ServerUrl) -> bool {
     let is_new = is_lacking && !*was_lacking;
     if is_new {
         tracing::warn!(
@@ -359,7 +359,7 @@ mod tests {
             let (connected, connected_out) = watch::channel(false);
             let (applied, applied_out) = watch::channel(None);
             let settings = ClientSettings {
-                urls: vec![ControllerUrl::Unix(dir.path().join("config.sock"))],
+                urls: vec![ServerUrl::Unix(dir.path().join("config.sock"))],
                 certificates: None,
                 group: Some("east".to_owned()),
                 gateway: "edge-1".to_owned(),
@@ -430,14 +430,14 @@ mod tests {
 
     #[test]
     fn a_controller_that_names_no_partners_is_logged_once() {
-        let (mut lacks, url) = (false, ControllerUrl::Unix("/run/config.sock".into()));
+        let (mut lacks, url) = (false, ServerUrl::Unix("/run/config.sock".into()));
         let logged = [true, true, false, true].map(|is_lacking| warn_once_without_membership(&mut lacks, is_lacking, &url));
         assert_eq!(logged, [true, false, false, true], "again after one that named some");
     }
 
     #[test]
     fn who_found_no_controller_dials_again_within_half_a_second_and_who_was_refused_less_often() {
-        let url = || ControllerUrl::Unix("/run/config.sock".into());
+        let url = || ServerUrl::Unix("/run/config.sock".into());
         let refused = |code| StreamError::Refused { url: url(), status: Box::new(Status::new(code, "")) };
         let mut backoffs = Backoffs::new();
         let away = [

@@ -129,7 +129,7 @@ impl FlowExporter {
     pub async fn run(self) -> Result<(), Failure> {
         let Self { gateway, target, export, inquiries, shutdown } = self;
         let mut sink = match &target {
-            RecordTarget::Ipfix { host, port } => Sink::Collector(Collector::new(host.clone(), *port, export.queues.len())),
+            RecordTarget::Ipfix(at) => Sink::Collector(Collector::new(at.clone(), export.queues.len())),
             RecordTarget::File(path) => Sink::File(LinesFile::new(path.clone(), gateway)),
         };
         let mut health = SinkHealth::default();

@@ -6,6 +6,7 @@ pub mod controller_client;
 pub mod fleet;
 pub mod flow_records;
 pub mod health;
+pub mod machine;
 pub mod netlink;
 pub mod ports;
 pub mod run;

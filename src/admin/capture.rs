@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use control::admin::Caller;
-use dataplane::forward::{CaptureQueue, FilterInstruction, PacketFilter, WorkerCapture};
+use dataplane::forward::{CaptureQueue, WorkerCapture};
+use dataplane::port::{FilterInstruction, PacketFilter};
 use proto::v1;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use control::config::url::ControllerUrl;
+use objects::scalar::url::ServerUrl;
 use control::gateways::listener::chain;
 use proto::limits;
 use proto::message_parts::TooManyParts;
@@ -30,11 +30,11 @@ const LONGEST_DELAY_REFUSED: Duration = Duration::from_millis(2500);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamError {
     #[error("cannot connect to the controller at {url}: {error}; is it running there, and may this process reach it?")]
-    Connect { url: ControllerUrl, error: DialError },
+    Connect { url: ServerUrl, error: DialError },
     #[error("the controller at {url} refused: {}", status_text(status))]
-    Refused { url: ControllerUrl, status: Box<tonic::Status> },
+    Refused { url: ServerUrl, status: Box<tonic::Status> },
     #[error("the controller at {0} closed the stream")]
-    Closed(ControllerUrl),
+    Closed(ServerUrl),
     #[error("addresses of the gateway have changed; the controller is told")]
     Readdressed,
     #[error(transparent)]
@@ -45,7 +45,7 @@ pub(super) enum StreamError {
 
 impl StreamError {
     /// The leader, as named by a controller that does not lead.
-    pub(super) fn leader(&self) -> Option<ControllerUrl> {
+    pub(super) fn leader(&self) -> Option<ServerUrl> {
         let Self::Refused { status, .. } = self else { return None };
         if status.code() != tonic::Code::FailedPrecondition {
             return None;

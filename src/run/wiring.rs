@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex as StdMutex};
 
-use control::config::url::ControllerUrl;
+use objects::scalar::url::ServerUrl;
 use control::controller::Running;
 use control::healthz::systemd;
 use proto::v1::question::Query;
@@ -126,7 +126,7 @@ impl Wiring<'_> {
         let (settings, channels, sources) = (self.settings, self.channels, self.sources);
         let (urls, certificates, group) = match &settings.source {
             StateSource::Embedded(controller, certificates) => {
-                let own = controller.listen.unix.iter().cloned().map(ControllerUrl::Unix).collect();
+                let own = controller.listen.unix.iter().cloned().map(ServerUrl::Unix).collect();
                 (own, certificates, Some(controller.group.clone()))
             }
             StateSource::Remote(urls, certificates) => (urls.clone(), certificates, None),

@@ -16,7 +16,7 @@ use super::flow_transfer::FlowTransfer;
 use crate::fleet::replication::ReplicaExchange;
 use crate::flow_records::FlowExport;
 use crate::ports::WorkerPorts;
-use crate::ports::dpdk::DpdkPort;
+use dpdk_port::DpdkPort;
 use crate::settings::Settings;
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
 
@@ -146,7 +146,7 @@ impl WorkerStart<'_> {
                     if originated != before || counters.held.get() > 0 {
                         sleep.at_most(Sleep::PENDING);
                     }
-                    for_each_port(&mut worker, |port| port.prepare(sleep));
+                    for_each_port(&mut worker, |port| sleep.wake_for(port));
                     worker.subscriber_mut().sleep();
                 }
                 // The next poll first checks for a new snapshot.

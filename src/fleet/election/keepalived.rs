@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use dpdk_sys::process::start_bound;
+use linux::process::start_bound;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
