@@ -409,7 +409,7 @@ impl Compiler {
             self.sum_up();
         }
         if changes.dnat {
-            (self.last.v4.fronts, self.last.v6.fronts) = dnat::fronts(self.services.values());
+            (self.last.v4.dnat_frontends, self.last.v6.dnat_frontends) = dnat::frontends(self.services.values());
         }
         self.state = state.services.clone();
         changes

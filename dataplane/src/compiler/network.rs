@@ -83,7 +83,7 @@ impl RouteBook {
             groups: Arc::default(),
             down: Vec::new(),
             devices: Arc::default(),
-            ways: Arc::default(),
+            first_choices: Arc::default(),
         };
         let mut book = Self {
             ports,
@@ -245,7 +245,7 @@ impl RouteBook {
         let shared = self.shared.get_or_insert_with(|| {
             routes.exits = routes.next_hops.iter().map(|hop| exit_by(ports, vlans, hop.as_ref()?)).collect();
             routes.find_router_exits();
-            routes.find_ways();
+            routes.find_first_choices();
             Arc::new(routes.clone())
         });
         shared.clone()

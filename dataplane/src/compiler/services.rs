@@ -16,7 +16,7 @@ use proto::{BackendState, Family, InitialHealth, Mode, Probe, Protocol, Reason, 
 
 use super::backend_drain::Backends;
 use super::earlier_tables::{EarlierSize, received};
-use super::frontend_numbers::{FrontendNumbers, PortFrontends, places_of};
+use super::frontend_numbers::{FrontendNumbers, PortFrontends, addresses_of};
 use super::network::RouteBook;
 use super::port_table::{PortTable, shares_affinity};
 use super::room::NoRoom;
@@ -259,11 +259,11 @@ impl CompiledService {
     fn follow_frontends(&mut self, ports: &[ServicePort], context: &CompileContext<'_>) {
         let port = |port: &ServicePort| {
             let (listens, vips) = listens_of(port, context.node_port_addresses);
-            let mut places: Vec<_> = places_of(&listens, vips).collect();
-            places.dedup();
+            let mut addresses: Vec<_> = addresses_of(&listens, vips).collect();
+            addresses.dedup();
             let slot = |backend: proto::Backend| self.backends.get(&(port.protocol, backend.address)).map(|id| id.slot);
             let backends = port.all_backends().filter_map(slot).collect();
-            PortFrontends { protocol: port.protocol, number: port.port, places, backends }
+            PortFrontends { protocol: port.protocol, number: port.port, addresses, backends }
         };
         let ports: Vec<_> = ports.iter().map(port).collect();
         self.frontends.follow(&ports, context.counters);

@@ -239,7 +239,7 @@ impl<A: Address> Flow<A> {
         (self.mode == FlowMode::Nat).then_some(lease)
     }
 
-    /// Whether its SNAT port is not of a pool of this worker: a partner told the flow, or another worker has a half of it.
+    /// Whether its SNAT port is not of a pool of this worker: a partner sent the flow, or another worker has the other half.
     pub(crate) fn has_foreign_port(&self) -> bool {
         self.mode == FlowMode::Nat && self.snat_pool == PoolId::NONE
     }

@@ -87,7 +87,8 @@ pub struct IdleLimits {
     shortest: Ticks,
 }
 
-/// How often partners are told that a flow with this idle limit carries packets: after a quarter of it, within [`REFRESH`].
+/// Interval at which a flow with this idle limit that carries packets is sent to partners: a quarter of the limit, within
+/// [`REFRESH`].
 pub(crate) fn refresh_interval(limit: Ticks) -> Ticks {
     let [least, most] = REFRESH.map(Ticks::from);
     Ticks(limit.0 / 4).clamp(least, most)
@@ -161,13 +162,13 @@ impl IdleLimits {
     pub(crate) fn is_flow_over<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>, is_shadow: bool, now: Tick) -> bool {
         let limit = self.of(flow, own);
         let is_in_use = flow.state.is_confirmed() && !flow.state.is_closing();
-        let is_told_late = is_shadow || is_in_use && flow.has_foreign_port();
-        let late = if is_told_late { refresh_interval(limit).0 } else { 0 };
+        let is_known_late = is_shadow || is_in_use && flow.has_foreign_port();
+        let late = if is_known_late { refresh_interval(limit).0 } else { 0 };
         now.since(flow.last_seen).0 >= limit.0.saturating_add(late)
     }
 
-    /// Whether a flow has been silent for half of its limit: so long that partners, who hear of packets at intervals,
-    /// have to hear of the next one at once.
+    /// Whether a flow has been silent for half of its limit: so long that the next packet has to be sent to
+    /// partners at once, which otherwise learn of packets at intervals.
     pub(crate) fn is_long_silent<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>, now: Tick) -> bool {
         now.since(flow.last_seen).0 >= self.of(flow, own).0 / 2
     }

@@ -22,7 +22,7 @@ use crossbeam_queue::ArrayQueue;
 
 use super::engine::Engine;
 use super::fast;
-use super::flow_transfer::{Owned, Replicating, SavedFlows, tells};
+use super::flow_transfer::{Owned, Replicating, SavedFlows, is_sent_by};
 use super::observer::{Observe, PacketSource};
 use crate::flow::{
     BackendId, Direction, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
@@ -167,11 +167,11 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         tables.v6.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })
     }
 
-    /// Tells the agent about its own flows, and keeps those of partners as shadow flows. To be called before the first
+    /// Sends its own flows to the agent, and keeps flows of partners as shadow flows. To be called before the first
     /// poll.
     ///
     /// Its pools of SNAT ports begin at a place that the seed chooses: a gateway that takes over SNAT addresses would
-    /// otherwise begin with the ports that the one before used last, of flows too young to be told.
+    /// otherwise begin with the ports that the one before used last, of flows too young to be sent.
     pub fn replicate(&mut self, replication: Arc<FlowReplication>) {
         let Engine { tables, ports, .. } = &mut self.engine;
         tables.v4.replicate(Arc::clone(&replication));
@@ -360,7 +360,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                         burst.iter().for_each(Buffer::prefetch_metadata);
                         Origin::Owned
                     }
-                    HandoverTask::Meet => Origin::Met,
+                    HandoverTask::FindOwner => Origin::OwnerUnknown,
                     HandoverTask::Begin => Origin::Begun,
                     HandoverTask::Send => {
                         burst.into_iter().for_each(|buffer| self.egress.send(port, buffer, &mut self.tally));
@@ -486,8 +486,8 @@ impl<A: Address> SweepRules<A> for Look<'_> {
 
     fn refresh(&self, flow: &Flow<A>) -> Option<Ticks> {
         let idle_timeout = self.snapshot.backend(flow.backend)?.idle_timeout;
-        let is_told = tells(self.owned, self.snapshot, flow);
-        is_told.then(|| refresh_interval(self.limits.of(flow, idle_timeout)))
+        let is_sent = is_sent_by(self.owned, self.snapshot, flow);
+        is_sent.then(|| refresh_interval(self.limits.of(flow, idle_timeout)))
     }
 
     fn why(&self, backend: BackendId) -> FlowEnd {

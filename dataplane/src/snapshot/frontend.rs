@@ -298,7 +298,7 @@ pub struct FrontendView {
     /// Its protocol.
     pub protocol: Protocol,
     /// Where clients reach it.
-    pub place: FrontendPlace,
+    pub address: FrontendAddress,
     /// The port of the Service.
     pub port: u16,
     /// Its traffic.
@@ -307,14 +307,14 @@ pub struct FrontendView {
 
 /// Where clients reach a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FrontendPlace {
+pub enum FrontendAddress {
     /// At a VIP and a port.
     Vip(SocketAddr),
     /// At this port of every address for node ports, of both families.
     NodePort(u16),
 }
 
-impl fmt::Display for FrontendPlace {
+impl fmt::Display for FrontendAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Vip(at) => write!(f, "{at}"),

@@ -234,9 +234,9 @@ pub(crate) struct Routes {
     pub(crate) epoch: u32,
     pub(crate) v4: Arc<Prefixes<u32, RouteTarget>>,
     pub(crate) v6: Arc<Prefixes<u128, RouteTarget>>,
-    /// Those of `v4`.
+    /// The routers of clients by the routes of `v4`.
     pub(crate) client_routers: Arc<ClientRouters>,
-    /// Those of `client_routers`, see [`Routes::find_router_exits`].
+    /// The exits towards `client_routers`, see [`Routes::find_router_exits`].
     pub(crate) router_exits: Arc<RouterExits>,
     /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
@@ -248,22 +248,22 @@ pub(crate) struct Routes {
     pub(crate) down: Vec<PortIndex>,
     /// Names of the devices of [`RouteTarget::Elsewhere`].
     pub(crate) devices: Arc<BTreeMap<u32, String>>,
-    /// The first choices in all groups, see [`Routes::find_ways`].
-    pub(crate) ways: Arc<GroupWays>,
+    /// The first choices in all groups, see [`Routes::find_first_choices`].
+    pub(crate) first_choices: Arc<FirstChoices>,
 }
 
-/// The first choices of flows in all groups, for those who cannot wait for a second one.
+/// The first choices of flows in all groups, for the fast path, which does not look for a second choice.
 #[derive(Debug, Default)]
-pub(crate) struct GroupWays {
+pub(crate) struct FirstChoices {
     /// For each group and entry of its table: the slot, or [`UNRESOLVED`] where the member is not usable.
     slots: Box<[u32]>,
     /// For each group: the links of its members, as far as their exits are known, each once.
     links: Box<[Box<[Link]>]>,
 }
 
-impl GroupWays {
-    /// The slot of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when that is not usable,
-    /// and for what is not a group.
+impl FirstChoices {
+    /// The slot of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when the member is not
+    /// usable, and for a next hop that is no group.
     #[inline(always)]
     pub(crate) fn slot(&self, next_hop: u32, hash: u64) -> u32 {
         let entry = (next_hop ^ GROUP) as usize * GROUP_TABLE as usize + reduce(hash, GROUP_TABLE) as usize;
@@ -441,7 +441,7 @@ impl Routes {
     }
 
     /// Works out the first choices in all groups, from the exits and ports without link.
-    pub(crate) fn find_ways(&mut self) {
+    pub(crate) fn find_first_choices(&mut self) {
         let usable = |slot: Option<&u32>| slot.copied().filter(|slot| self.is_usable(*slot)).unwrap_or(UNRESOLVED);
         let slots = self.groups.iter().flat_map(|group| {
             let member = |entry: u32| group.members.get(usize::from(*group.table.entries().get(entry as usize)?));
@@ -451,14 +451,14 @@ impl Routes {
             let links: BTreeSet<_> = group.members.iter().filter_map(|slot| Some(self.exit(*slot)?.link)).collect();
             links.into_iter().collect()
         });
-        self.ways = Arc::new(GroupWays { slots: slots.collect(), links: links.collect() });
+        self.first_choices = Arc::new(FirstChoices { slots: slots.collect(), links: links.collect() });
     }
 
     /// The slot of a next hop, or of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when
     /// that is not usable.
     #[inline(always)]
     pub(crate) fn slot_of(&self, next_hop: u32, hash: u64) -> u32 {
-        if next_hop & GROUP == 0 { next_hop } else { self.ways.slot(next_hop, hash) }
+        if next_hop & GROUP == 0 { next_hop } else { self.first_choices.slot(next_hop, hash) }
     }
 
     /// The Ethernet address of a neighbour, if it is known.

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName};
 
 use super::backends::{Backend, BackendTable};
-use super::family::{AddressRole, FamilyTables, Front};
+use super::family::{AddressRole, DnatFrontend, FamilyTables};
 use super::frontend::{Frontend, PortView, ServiceView};
 use super::input::{OwnedGroups, PortConfig};
 use super::routes::{Exit, NextHop, RouteLookup, RouteTo, Routes};
@@ -210,9 +210,9 @@ impl Snapshot {
     /// `None`: it may answer for one of several frontends.
     #[must_use]
     #[inline]
-    pub fn front<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<Option<Front<A>>> {
-        let fronts = &A::of(self).fronts;
-        if fronts.is_empty() { None } else { fronts.get(&FrontendKey { address, port, protocol }).copied() }
+    pub fn dnat_frontend<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<Option<DnatFrontend<A>>> {
+        let frontends = &A::of(self).dnat_frontends;
+        if frontends.is_empty() { None } else { frontends.get(&FrontendKey { address, port, protocol }).copied() }
     }
 
     /// The backend, if it still exists: alive or draining.

@@ -43,9 +43,9 @@ pub(crate) const PACKETS_PER_TURN: usize = 2 * BURST;
 pub(crate) enum HandoverTask {
     /// Decide on them: it is their owner.
     Decide,
-    /// Determine their owner: they are fragments, and those of a datagram meet there; or packets of the same flows, which
-    /// must not overtake them.
-    Meet,
+    /// Determine their owner: they are fragments, and one worker receives all fragments of a datagram; or packets of the
+    /// same flows, which must not overtake the fragments.
+    FindOwner,
     /// End its half of their flows: they begin new ones in place of flows in two halves, of which it has one.
     Begin,
     /// Transmit them: they are finished, and it has a transmit queue of the port.
@@ -106,7 +106,7 @@ impl<B> Outbox<B> {
     pub(super) fn put(&mut self, task: HandoverTask, port: PortIndex, buffer: B) -> Result<(), B> {
         let of_port = usize::from(port.0) * TASKS;
         // A fragment does not join others before packets that were put in since.
-        let after = if task == HandoverTask::Meet { self.last_begun(of_port, port, HandoverTask::Decide) } else { 0 };
+        let after = if task == HandoverTask::FindOwner { self.last_begun(of_port, port, HandoverTask::Decide) } else { 0 };
         let Some(begun) = self.begun.get_mut(of_port + task as usize) else { return Err(buffer) };
         // Since the last push the position may be that of another kind of packets.
         if let Some(element) = self.collected.get_mut(usize::from(*begun))
@@ -372,7 +372,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::atomic::AtomicU32;
 
-    use HandoverTask::{Decide, Meet, Send};
+    use HandoverTask::{Decide, FindOwner, Send};
 
     use super::*;
 
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn however_ports_and_tasks_are_mixed_elements_are_full_but_for_the_last_and_in_order() {
         let [mut first, mut second] = pair(&ports(4), &[]);
-        let kind = |n: u32| (PortIndex([0, 1, 3][n as usize % 3]), if n.is_multiple_of(2) { Decide } else { Meet });
+        let kind = |n: u32| (PortIndex([0, 1, 3][n as usize % 3]), if n.is_multiple_of(2) { Decide } else { FindOwner });
         let outbox = first.outbox(WorkerId(1)).unwrap();
         let mut pushed = 0;
         for n in 0..2400 {
@@ -496,17 +496,17 @@ mod tests {
     fn fragments_arrive_after_the_packets_to_decide_on_that_were_put_in_before_them() {
         let [mut first, mut second] = pair(&ports(1), &[]);
         let outbox = first.outbox(WorkerId(1)).unwrap();
-        let tasks = [Meet, Decide, Meet, Meet, Decide, Meet];
+        let tasks = [FindOwner, Decide, FindOwner, FindOwner, Decide, FindOwner];
         let mut put = |(number, task): (u32, HandoverTask)| outbox.put(task, PortIndex(0), number).unwrap();
         (0..).zip(tasks).for_each(&mut put);
         // A new element of packets to decide on begins, and more fragments follow it.
         (10..20).for_each(|number| put((number, Decide)));
-        put((20, Meet));
+        put((20, FindOwner));
         outbox.push();
         let taken = std::iter::from_fn(|| second.take(0, BURST))
             .flat_map(|(_, task, packets)| packets.into_iter().map(move |n| (n, task)));
         let taken: Vec<_> = taken.collect();
-        for (at, (fragment, _)) in taken.iter().enumerate().filter(|(_, (_, task))| *task == Meet) {
+        for (at, (fragment, _)) in taken.iter().enumerate().filter(|(_, (_, task))| *task == FindOwner) {
             let overtaken = taken[at..].iter().find(|(number, task)| *task == Decide && number < fragment);
             assert_eq!(overtaken, None, "fragment {fragment} of {taken:?}");
         }

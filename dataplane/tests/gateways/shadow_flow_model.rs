@@ -24,9 +24,9 @@ impl Fleet {
         for _ in 0..seconds {
             let [a, b] = &mut self.gateways;
             a.pass(1);
-            b.hear(&a.told());
+            b.receive(&a.sent());
             b.pass(1);
-            a.hear(&b.told());
+            a.receive(&b.sent());
         }
     }
 
@@ -157,7 +157,7 @@ proptest! {
         let event = |(replica, kind): (FlowReplica, u8)| {
             if kind == 0 { ReplicaEvent::Ended(replica) } else { ReplicaEvent::Holds(replica) }
         };
-        gateway.hear(&events.into_iter().map(event).collect::<Vec<_>>());
+        gateway.receive(&events.into_iter().map(event).collect::<Vec<_>>());
         gateway.own(ALL);
         gateway.team.exchange(&new_clients(3), tcp_flags::SYN);
         gateway.own(0b01);

@@ -18,7 +18,7 @@ use crate::wire::Address;
 pub(crate) struct GroupHoldings {
     /// Those that this gateway owns.
     pub(crate) owned: u64,
-    /// Of these, those that it took over so recently that partners may still tell flows of them.
+    /// The part of them that it took over so recently that partners may still send flows of them.
     pub(crate) taken: u64,
     /// Those that it lost so recently that the next owner may not know all flows yet.
     pub(crate) lost: u64,
@@ -29,7 +29,7 @@ pub(crate) struct GroupHoldings {
 pub(crate) enum GroupHolder {
     /// This gateway, and no partner has news of its flows.
     Settled,
-    /// This gateway, since a moment ago: partners may still tell flows.
+    /// This gateway, since a moment ago: partners may still send flows.
     JustTaken,
     /// Another gateway.
     Other,
@@ -100,12 +100,12 @@ impl<A: Address> FlowGroups<A> {
         self.groups == 0 || self.group_of(flow).is_none_or(|group| has(self.holdings.owned, group))
     }
 
-    /// Whether partners are told a flow: this gateway owns it, and another one could take it over.
+    /// Whether partners are sent a flow: this gateway owns it, and another one could take it over.
     pub(super) fn share(&self, flow: &Flow<A>) -> bool {
         self.groups == 0 || self.group_of(flow).is_some_and(|group| has(self.holdings.owned, group))
     }
 
-    /// Whether partners are told a flow that they do not know: also one of a group that this gateway has just lost.
+    /// Whether partners are sent a flow that they do not know: also a flow of a group that this gateway has just lost.
     pub(super) fn share_first(&self, flow: &Flow<A>) -> bool {
         self.share(flow) || self.lost_group_of(flow)
     }

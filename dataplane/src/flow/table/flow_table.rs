@@ -172,31 +172,31 @@ impl<A: Address> FlowTable<A> {
         self.storage.replicator.as_ref().map_or(0, |replicator| replicator.shadows())
     }
 
-    /// What tells the agent about flows.
+    /// Sends the flows of the table to the agent.
     pub(crate) fn replicator(&mut self) -> Option<&mut Replicator<A>> {
         self.storage.replicator.as_deref_mut()
     }
 
-    /// Looks at up to `flows` of the flows that are old enough now, and tells those for which `tells` returns true. Returns
-    /// how many there were.
-    pub(crate) fn tell_due(&mut self, flows: usize, tells: impl Fn(&Flow<A>) -> bool) -> usize {
-        for looked in 0..flows {
+    /// Visits up to `flows` of the flows that are old enough now, and sends the flows for which `is_sent_here` returns true.
+    /// Returns how many it visited.
+    pub(crate) fn send_due(&mut self, flows: usize, is_sent_here: impl Fn(&Flow<A>) -> bool) -> usize {
+        for visited in 0..flows {
             let now = self.now;
-            let Some(index) = self.replicator().and_then(|replicator| replicator.take_due(now)) else { return looked };
+            let Some(index) = self.replicator().and_then(|replicator| replicator.take_due(now)) else { return visited };
             let flow = self.get(FlowIndex(index));
             if self.storage.is_used(index)
-                && tells(&flow)
+                && is_sent_here(&flow)
                 && let Some(replicator) = &mut self.storage.replicator
             {
-                replicator.tell_first(index, &flow, self.now);
+                replicator.send_first(index, &flow, self.now);
             }
         }
         flows
     }
 
-    /// A group was lost: queues the handshakes that backends have answered, to be told to partners. It finds those that
+    /// A group was lost: queues the handshakes that backends have answered, to be sent to partners. It finds those that
     /// began within `age_max`, among the [`HANDSHAKES_MAX`] youngest unconfirmed flows.
-    pub(crate) fn tell_handshakes(&mut self, age_max: Ticks) {
+    pub(crate) fn send_handshakes(&mut self, age_max: Ticks) {
         let now = self.now;
         let mut next = self.order.youngest(YieldClass::Unconfirmed);
         for _ in 0..HANDSHAKES_MAX {
@@ -204,7 +204,7 @@ impl<A: Address> FlowTable<A> {
             next = self.order.before(index);
             let is_answered = self.storage.hot(index).and_then(|flow| flow.state()) == Some(FlowState::TcpAnswered);
             if let Some(replicator) = self.storage.replicator.as_mut().filter(|_| is_answered) {
-                replicator.will_tell(index, now);
+                replicator.queue(index, now);
             }
         }
     }
@@ -218,10 +218,10 @@ impl<A: Address> FlowTable<A> {
         }
     }
 
-    /// Notes that a partner has told a flow, in its present state.
-    pub(crate) fn hear(&mut self, FlowIndex(index): FlowIndex, state: FlowState) {
+    /// Notes that a partner has sent a flow, in its present state.
+    pub(crate) fn note_received(&mut self, FlowIndex(index): FlowIndex, state: FlowState) {
         if let Some(replicator) = &mut self.storage.replicator {
-            replicator.hear(index as usize, state, self.now);
+            replicator.note_received(index as usize, state, self.now);
         }
     }
 
@@ -530,7 +530,7 @@ impl<A: Address> FlowTable<A> {
         self.storage.record_change(index.0, flow.state, transport);
         if let Some(replicator) = &mut self.storage.replicator {
             match before {
-                Some(_) if flow.state.is_confirmed() => replicator.will_tell(index.0, now),
+                Some(_) if flow.state.is_confirmed() => replicator.queue(index.0, now),
                 _ => replicator.changed(index.0, &flow, now),
             }
         }

@@ -10,4 +10,4 @@ mod shadow_flows;
 mod split_flows;
 
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
-pub(super) use shadow_flows::{Owned, Replicating, tells};
+pub(super) use shadow_flows::{Owned, Replicating, is_sent_by};

@@ -32,7 +32,7 @@ impl From<Arrival> for ObservedFrom {
     fn from(arrival: Arrival) -> Self {
         let source = match arrival.origin {
             Origin::Port => PacketSource::Port,
-            Origin::Met | Origin::Begun | Origin::Owned => PacketSource::Worker,
+            Origin::OwnerUnknown | Origin::Begun | Origin::Owned => PacketSource::Worker,
         };
         Self { port: arrival.link.port(), source, tags: arrival.tags, now_ns: arrival.now_ns }
     }
