@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use control::config::settings::CertificateFiles;
-use control::config::url::ControllerUrl;
 use control::gateways::listener::chain;
+use objects::scalar::url::ServerUrl;
 use proto::message_parts::{Reassembly, TooManyParts};
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
@@ -60,7 +60,7 @@ const UNREACHED_LEADER_FOR: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct ClientSettings {
     /// Controllers, tried in turn.
-    pub urls: Vec<ControllerUrl>,
+    pub urls: Vec<ServerUrl>,
     /// Certificates for TCP.
     pub certificates: Option<CertificateFiles>,
     /// The group of the embedded controller; for others the certificate has it.
@@ -109,11 +109,11 @@ impl ClientChannels {
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error("cannot connect to the controller at {url}: {error}; is it running there, and may this process reach it?")]
-    Connect { url: ControllerUrl, error: DialError },
+    Connect { url: ServerUrl, error: DialError },
     #[error("the controller at {url} refused: {}", status_text(status))]
-    Refused { url: ControllerUrl, status: Box<tonic::Status> },
+    Refused { url: ServerUrl, status: Box<tonic::Status> },
     #[error("the controller at {0} closed the stream")]
-    Closed(ControllerUrl),
+    Closed(ServerUrl),
     #[error("addresses of the gateway have changed; the controller is told")]
     Readdressed,
     #[error(transparent)]
@@ -124,7 +124,7 @@ enum StreamError {
 
 impl StreamError {
     /// The leader, as named by a controller that does not lead.
-    fn leader(&self) -> Option<ControllerUrl> {
+    fn leader(&self) -> Option<ServerUrl> {
         let Self::Refused { status, .. } = self else { return None };
         if status.code() != tonic::Code::FailedPrecondition {
             return None;
@@ -174,8 +174,8 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
     let mut backoffs = Backoffs::new();
     let mut logged = String::new();
     let mut configured = settings.urls.iter().cycle();
-    let mut leader: Option<ControllerUrl> = None;
-    let mut unreached: Option<(ControllerUrl, Instant)> = None;
+    let mut leader: Option<ServerUrl> = None;
+    let mut unreached: Option<(ServerUrl, Instant)> = None;
     let mut lacks_membership = false;
     let mut of_all_streams = JoinSet::new();
     if let Some(contender) = channels.contender.clone() {
@@ -189,7 +189,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
         if is_led_there && matches!(error, StreamError::Connect { .. }) {
             unreached = Some((url, Instant::now()));
         }
-        let is_unreached = |url: &ControllerUrl| {
+        let is_unreached = |url: &ServerUrl| {
             unreached.as_ref().is_some_and(|(unreached, at)| unreached == url && at.elapsed() < UNREACHED_LEADER_FOR)
         };
         leader = error.leader().filter(|url| !is_led_there && settings.certificates.is_some() && !is_unreached(url));
@@ -210,7 +210,7 @@ pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(
 
 /// Follows one controller until the stream ends, which is always an error.
 async fn follow(
-    url: &ControllerUrl,
+    url: &ServerUrl,
     settings: &ClientSettings,
     channels: &ClientChannels,
     received: &mut Received,
@@ -287,7 +287,7 @@ async fn follow(
 }
 
 /// Logs once that a controller names no partners, and again after one has named some. Returns whether it was logged.
-fn note_lack(lacks_membership: &mut bool, lacks_it_now: bool, url: &ControllerUrl) -> bool {
+fn note_lack(lacks_membership: &mut bool, lacks_it_now: bool, url: &ServerUrl) -> bool {
     let is_new = lacks_it_now && !*lacks_membership;
     if is_new {
         tracing::warn!(
@@ -412,7 +412,7 @@ mod tests {
             let (connected, connected_out) = watch::channel(false);
             let (reached, reached_out) = watch::channel(None);
             let settings = ClientSettings {
-                urls: vec![ControllerUrl::Unix(dir.path().join("config.sock"))],
+                urls: vec![ServerUrl::Unix(dir.path().join("config.sock"))],
                 certificates: None,
                 group: Some("east".to_owned()),
                 gateway: "edge-1".to_owned(),
@@ -483,14 +483,14 @@ mod tests {
 
     #[test]
     fn a_controller_that_names_no_partners_is_logged_once() {
-        let (mut lacks, url) = (false, ControllerUrl::Unix("/run/config.sock".into()));
+        let (mut lacks, url) = (false, ServerUrl::Unix("/run/config.sock".into()));
         let logged = [true, true, false, true].map(|lacks_it_now| note_lack(&mut lacks, lacks_it_now, &url));
         assert_eq!(logged, [true, false, false, true], "again after one that named some");
     }
 
     #[test]
     fn who_found_no_controller_dials_again_within_half_a_second_and_who_was_refused_less_often() {
-        let url = || ControllerUrl::Unix("/run/config.sock".into());
+        let url = || ServerUrl::Unix("/run/config.sock".into());
         let refused = |code| StreamError::Refused { url: url(), status: Box::new(Status::new(code, "")) };
         let mut backoffs = Backoffs::new();
         let away = [

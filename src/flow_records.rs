@@ -118,7 +118,7 @@ pub async fn run(
     ended: CancellationToken,
 ) -> Result<(), Failure> {
     let mut sink = match &target {
-        RecordTarget::Ipfix { host, port } => Sink::Collector(Collector::new(host.clone(), *port, export.queues.len())),
+        RecordTarget::Ipfix(at) => Sink::Collector(Collector::new(at.clone(), export.queues.len())),
         RecordTarget::File(path) => Sink::File(LinesFile::new(path.clone(), gateway)),
     };
     let mut health = SinkHealth::default();

@@ -24,7 +24,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use control::config::logging;
-use control::config::url::ControllerUrl;
 use control::controller::ControllerError;
 use control::gateways::socket::{ListenError, listen};
 use control::healthz::systemd;
@@ -36,8 +35,10 @@ use dataplane::{
     Compiler, Link, Metered, Network, NoMemory, Observe, Parts, Peers, Port, PortIndex, Publisher, RouteLookup, Subscriber,
     VipAnswers, VipOwnership, Worker, WorkerCounters,
 };
+use dpdk_port::DpdkPort;
 use dpdk_sys::Eal;
 use ipnet::IpNet;
+use objects::scalar::url::ServerUrl;
 use proto::v1::question::Query;
 use proto::{Arbitration, FleetStatus, GatewayState, Generation, Membership};
 use tokio::signal::unix::{SignalKind, signal};
@@ -60,7 +61,6 @@ use crate::fleet::replication::{ReplicationInputs, ReplicationStatus};
 use crate::fleet::service_limits::WorkerRoom;
 use crate::flow_records;
 use crate::netlink::{Announcement, FollowConfig, REQUESTS_MAX, VipRoutes, follow};
-use crate::ports::dpdk::DpdkPort;
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
 use crate::settings::reload::Reload;
 use crate::settings::{Replication, Settings, StateSource, Twin};
@@ -420,7 +420,7 @@ where
                 if originated != before || counters.held.get() > 0 {
                     sleep.at_most(Sleep::PENDING);
                 }
-                for_each_port(&mut worker, |port| port.prepare(sleep));
+                for_each_port(&mut worker, |port| sleep.wake_for(port));
                 worker.subscriber_mut().sleep();
             }
             // The next poll first checks for a new snapshot.
@@ -458,7 +458,7 @@ fn supervise_state(
 ) {
     let (urls, certificates, group) = match &settings.source {
         StateSource::Embedded(controller, certificates) => {
-            let own = controller.listen.unix.iter().cloned().map(ControllerUrl::Unix).collect();
+            let own = controller.listen.unix.iter().cloned().map(ServerUrl::Unix).collect();
             (own, certificates, Some(controller.group.clone()))
         }
         StateSource::Remote(urls, certificates) => (urls.clone(), certificates, None),

@@ -1,5 +1,5 @@
 //! Receive side scaling of a network card in software: the Toeplitz hash, computed bit by bit as published, and a
-//! redirection table. No driver that tests can use has one.
+//! redirection table, for tests of the engine alone.
 
 use crate::wire::RssKey;
 use crate::workers::RssKind;
