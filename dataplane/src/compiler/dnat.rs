@@ -98,8 +98,8 @@ fn keys<A: Address>(entries: &Entries) -> HashSet<FrontendKey<A>, TableHash> {
 
 type DnatFrontends<A> = HashMap<FrontendKey<A>, Option<DnatFrontend<A>>, TableHash>;
 
-/// The maps of both families. A backend behind several frontends, of one service or several, maps to `None`, and so does
-/// one whose flows were ended: its replies must not begin them again.
+/// The maps of both families. A backend behind several frontends, of one service or several, maps to `None`, and so
+/// does one whose flows were ended: its replies must not begin them again.
 pub(super) fn frontends<'a>(
     services: impl Iterator<Item = &'a CompiledService>,
 ) -> (Arc<DnatFrontends<u32>>, Arc<DnatFrontends<u128>>) {

@@ -19,8 +19,8 @@ use proto::Protocol;
 use crate::snapshot::{FrontendAddress, FrontendView};
 use crate::stats::{CounterSlot, FrontendCounters, FrontendNumber, FrontendNumberSet, ServiceNumber, WorkerCounters};
 
-/// The numbers of Services. They are given in turn, so that flows of a removed Service have ended when its number is given
-/// again.
+/// The numbers of Services. They are given in turn, so that flows of a removed Service have ended when its number is
+/// given again.
 #[derive(Debug, Default)]
 pub(super) struct ServiceNumbers {
     used: BTreeSet<ServiceNumber>,
@@ -73,7 +73,7 @@ pub(super) struct FrontendNumbers {
     last: u8,
     /// Numbers of former frontends, each with the slots of backends to which flows are left.
     former: BTreeMap<FrontendNumber, BTreeSet<u32>>,
-    /// Those of present and former frontends, for schedulers that count flows.
+    /// The numbers of present and former frontends, for schedulers that count flows.
     in_use: Arc<FrontendNumberSet>,
 }
 

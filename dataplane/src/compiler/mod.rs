@@ -573,7 +573,7 @@ impl Compiler {
     }
 }
 
-/// What changed when the services were compiled.
+/// The changes that the compilation of the services found.
 #[derive(Clone, Copy, Debug, Default)]
 struct ServiceChanges {
     /// The set of services, or the addresses and ports of any.

@@ -125,7 +125,7 @@ impl CompiledPort {
     }
 }
 
-/// What this release cannot do for a service. The controller refuses it too, but an older or newer one may not.
+/// Why this release cannot serve a service. The controller of another release may not refuse such a service.
 fn unsupported(service: &Service) -> Option<Refusal> {
     let port = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION)?;
     let found = port.maglev.hash_version;
@@ -240,7 +240,7 @@ impl CompiledService {
         all.filter(|at| !is_served(at)).collect()
     }
 
-    /// What the snapshot summarises over all services.
+    /// The part of the service in what the snapshot summarises over all services.
     pub(super) fn summary(&self) -> (Option<Refusal>, Vec<String>, Option<Duration>) {
         (self.refusal.clone(), self.failing_open.clone(), self.idle_timeout)
     }
@@ -497,8 +497,8 @@ impl CompiledService {
         Arc::new(Frontend { service, number, drops, hash, table, backends, policy, schedule, affinity, since_ns, earlier })
     }
 
-    /// The backends of a port that take new flows, each behind what is remembered for it: itself, or the first of the Service
-    /// at its address, if ports share their clients; then those that only other ports have.
+    /// The backends of a port that take new flows, each behind what is remembered for it: itself, or the first of the
+    /// Service at its address, if ports share their clients; then those that only other ports have.
     fn taking(&self, backends: &[BackendId], weights: &[(SocketAddr, u16)]) -> Vec<(BackendId, Option<BackendId>)> {
         let all = backends.iter().zip(weights).filter(|(_, (_, weight))| *weight > 0);
         let remembered = |id: BackendId, at: &SocketAddr| self.first_at.get(&at.ip()).map_or(id, |(_, first)| *first);
@@ -506,7 +506,7 @@ impl CompiledService {
         own.chain(self.first_at.values().map(|(_, first)| (*first, None))).collect()
     }
 
-    /// Notes the first backend at each address at which a port has one that takes new flows, if ports share their clients.
+    /// Notes for each address the first backend that takes new flows, if ports share their clients.
     fn follow_addresses(&mut self, listed: &[Vec<Listed>]) {
         self.first_at.clear();
         if shares_affinity(&self.source) {
@@ -522,8 +522,8 @@ impl CompiledService {
         }
     }
 
-    /// The earlier tables, in modes in which an unknown flow may continue by them: those that this gateway saw, and for a
-    /// new port those that the controller sends. An empty table is none of them.
+    /// The earlier tables, in modes in which an unknown flow may continue by them: those that this gateway saw, and for
+    /// a new port those that the controller sends. An empty table is none of them.
     fn earlier(
         &self,
         port: &ServicePort,

@@ -22,9 +22,9 @@ pub struct FamilyTables<A> {
     /// The frontend that a backend of mode `dnat` answers for, by the backend's address, port and protocol; `None` for
     /// a backend behind more than one.
     pub(crate) dnat_frontends: Arc<HashMap<FrontendKey<A>, Option<DnatFrontend<A>>, TableHash>>,
-    /// Indexed by port, then by VLAN link.
+    /// SNAT addresses by port, then by VLAN link.
     pub(crate) snat: Arc<[Box<[SnatAddress<A>]>]>,
-    /// The same by VIP group; `None` where this gateway has all of them for itself.
+    /// SNAT addresses by VIP group; `None` where this gateway has all of them for itself.
     pub(crate) snat_groups: Option<Arc<SnatGroups<A>>>,
     /// The tables that determine the owners of packets.
     pub(crate) steering: Arc<SteeringTable<A>>,

@@ -34,13 +34,13 @@ pub struct NextHop {
     pub address: IpAddr,
 }
 
-/// How packets leave towards a next hop with a known Ethernet address: all that a hit needs of next hop and port, and of
-/// the backend behind it. 32 bytes, half a cache line.
+/// How packets leave towards a next hop with a known Ethernet address: all that a hit needs of next hop and port, and
+/// of the backend behind it. 32 bytes, half a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub struct Exit {
-    /// Ethernet addresses as they stand in a frame: that of the next hop, then that of the port. Behind a group of next hops
-    /// instead the number of the group, in the first four bytes.
+    /// Ethernet addresses as they stand in a frame: that of the next hop, then that of the port. Behind a group of next
+    /// hops instead the number of the group, in the first four bytes.
     addresses: [u8; 12],
     /// MTU of the link, bytes.
     pub mtu: u16,
@@ -90,7 +90,7 @@ impl Exit {
         routes.exit(next_hop).unwrap_or(&Self::NOWHERE).towards(backend, on_link)
     }
 
-    /// The same exit, as that towards a backend.
+    /// The same exit towards a backend.
     pub(super) fn towards(self, backend: u32, on_link: bool) -> Self {
         Self { backend: backend | if on_link { Self::ON_LINK } else { 0 }, ..self }
     }
@@ -117,7 +117,8 @@ impl Exit {
     /// The bits of the port in [`Exit::measures`].
     pub(crate) const PORT: u32 = 0xff << 16;
 
-    /// The MTU (bits 0 to 15), the port (16 to 23) and the bytes of the Ethernet header (24 to 31), which one load reads.
+    /// The MTU (bits 0 to 15), the port (16 to 23) and the bytes of the Ethernet header (24 to 31), which one load
+    /// reads.
     #[inline(always)]
     pub(crate) fn measures(&self) -> u32 {
         u32::from(self.mtu) | u32::from(self.port.0) << 16 | u32::from(self.link_bytes) << 24
@@ -350,8 +351,8 @@ impl Routes {
         self.by(self.target_of(address), address)
     }
 
-    /// As [`Routes::to`], with the first and the last address around this one that are behind the same router or routers, if
-    /// it is behind any.
+    /// As [`Routes::to`], with the first and the last address around this one that are behind the same router or
+    /// routers, if it is behind any.
     #[inline]
     pub(crate) fn to_range<A: Address>(&self, address: A) -> (Option<(A, A)>, RouteTo) {
         let (range, target) = A::of(self).get_range(address).unzip();
@@ -480,8 +481,8 @@ impl Routes {
     }
 }
 
-/// The routes of a snapshot without next hops, for tasks beside the workers, which must not keep a snapshot alive. A copy is
-/// free. Whether the Ethernet address of a next hop is known changes more often, and is not in it.
+/// The routes of a snapshot without next hops, for tasks beside the workers, which must not keep a snapshot alive. A
+/// copy is free. Whether the Ethernet address of a next hop is known changes more often, and is not in it.
 #[derive(Clone, Debug)]
 pub struct RouteLookup {
     v4: Arc<Prefixes<u32, RouteTarget>>,

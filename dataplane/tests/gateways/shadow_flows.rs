@@ -1,5 +1,5 @@
-//! Gateways that replicate flows: what they tell, what they keep of each other, and how connections go on through another
-//! gateway after VIP groups have moved (docs/internals/decisions/0060-shadow-flows.md).
+//! Gateways that replicate flows: what they tell, what they keep of each other, and how connections go on through
+//! another gateway after VIP groups have moved (docs/internals/decisions/0060-shadow-flows.md).
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;

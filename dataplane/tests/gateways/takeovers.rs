@@ -1,5 +1,6 @@
-//! The moments after a VIP group has moved to another gateway: packets whose flows are not known there yet, connections that
-//! were too young to be told, and SNAT ports that still rest (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
+//! The moments after a VIP group has moved to another gateway: packets whose flows are not known there yet, connections
+//! that were too young to be told, and SNAT ports that still rest
+//! (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -154,8 +155,8 @@ fn news_that_waits_when_the_next_group_is_taken_over_is_applied() {
     assert_eq!(b.team.towards_backends(&clients, DATA), seen);
 }
 
-/// The old owner has seen the client's SYN, and the backend's SYN-ACK before or after it lost the group; the client's ACK
-/// reaches the new owner.
+/// The old owner has seen the client's SYN, and the backend's SYN-ACK before or after it lost the group; the client's
+/// ACK reaches the new owner.
 #[test]
 fn connections_go_on_whose_handshake_a_planned_takeover_interrupts() {
     let syn_ack = tcp_flags::SYN | tcp_flags::ACK;

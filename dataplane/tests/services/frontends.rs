@@ -1,5 +1,5 @@
-//! Every frontend of a service counts its own traffic, though they lead to the same backends: other ports, several VIPs,
-//! node ports.
+//! Every frontend of a service counts its own traffic, though they lead to the same backends: other ports, several
+//! VIPs, node ports.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ const NODE_PORT: &str = "192.0.2.2:30081";
 /// The TCP frontends of [`state`] in the order of their ports.
 const FRONTENDS: [&str; 5] = ["192.0.2.100:80", "192.0.2.105:80", "[2001:db8::1:0]:80", "192.0.2.100:81", NODE_PORT];
 
-/// The Service `web` of the rig at two VIPs of IPv4, and with another port to the same ports of its backends, which has a
-/// node port.
+/// The Service `web` of the rig at two VIPs of IPv4, and with another port to the same ports of its backends, which has
+/// a node port.
 fn state(mode: Mode) -> State {
     let mut state = rig::state();
     let web = state.services.get_mut(&ServiceName::new("default", "web")).unwrap();

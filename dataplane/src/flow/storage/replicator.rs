@@ -1,14 +1,14 @@
 //! Replication of flows between gateways: the queues between a worker and the agent.
 //!
-//! A gateway owns the flows whose VIP group it owns (of mode `nat`: the group of the SNAT address). It sends its partners
-//! the flows that last; partners keep them as *shadow flows* in their own tables, so that they forward from the first
-//! packet after a takeover. No flow is marked as shadow: the owner of the group at any time sends, the others receive
-//! (docs/internals/decisions/0059-replicated-flows.md).
+//! A gateway owns the flows whose VIP group it owns (of mode `nat`: the group of the SNAT address). It sends its
+//! partners the flows that last; partners keep them as *shadow flows* in their own tables, so that they forward from
+//! the first packet after a takeover. No flow is marked as shadow: the owner of the group at any time sends, the others
+//! receive (docs/internals/decisions/0059-replicated-flows.md).
 //!
-//! A flow is sent when it has been confirmed for long enough, when its state changes, and again while it carries packets
-//! (docs/internals/decisions/0060-shadow-flows.md). A table that replicates has one word for each flow, with the last
-//! event that partners have; other tables have none. Handshakes are sent only when their group was lost, and no later
-//! event of them (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
+//! A flow is sent when it has been confirmed for long enough, when its state changes, and again while it carries
+//! packets (docs/internals/decisions/0060-shadow-flows.md). A table that replicates has one word for each flow, with
+//! the last event that partners have; other tables have none. Handshakes are sent only when their group was lost, and
+//! no later event of them (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
 //!
 //! **Invariant:** a full queue costs replicas, which are counted, never packets.
 //!
@@ -137,8 +137,8 @@ impl FlowReplication {
         self.outgoing.pop()
     }
 
-    /// Gives the worker an event of a partner's flow; false when there is no room. The worker applies a bounded number of
-    /// events a poll, and leaves out flows of other workers: the agent gives each event to every worker.
+    /// Gives the worker an event of a partner's flow; false when there is no room. The worker applies a bounded number
+    /// of events a poll, and leaves out flows of other workers: the agent gives each event to every worker.
     pub fn give(&self, event: ReplicaEvent) -> bool {
         self.incoming.push(event).is_ok()
     }
@@ -208,8 +208,8 @@ impl FlowReplication {
 /// The sweep sends the flows that find no room, within 8.6 s more.
 const YOUNG_MAX: usize = 1 << 16;
 
-/// Flows that have ended whose events wait for room in the queue, per table: a worker that was offered 16,384 resets while
-/// the agent took none. Further events are lost, and partners keep the flows until their idle limits.
+/// Flows that have ended whose events wait for room in the queue, per table: a worker that was offered 16,384 resets
+/// while the agent took none. Further events are lost, and partners keep the flows until their idle limits.
 const ENDED_MAX: usize = 1 << 14;
 /// The part of them that is sent at once.
 const ENDED_AT_ONCE: usize = 64;
@@ -245,8 +245,8 @@ pub(crate) struct Replicator<A> {
     last_sent: Box<[u32]>,
     /// Flows that were confirmed then, in this order, and handshakes of lost groups.
     young: VecDeque<(u32, Tick)>,
-    /// Flows that have ended since the queue was full, in this order. Nothing else is sent before them: a new flow may have
-    /// the same addresses and ports.
+    /// Flows that have ended since the queue was full, in this order. Nothing else is sent before them: a new flow may
+    /// have the same addresses and ports.
     ended: VecDeque<FlowReplica>,
     /// Flows of other gateways that the present sweep has visited so far, and that the last sweep visited.
     visited_shadows: u32,
@@ -319,8 +319,8 @@ impl<A: Address> Replicator<A> {
         }
     }
 
-    /// The position of a flow that was confirmed long enough ago to be sent. Ends that wait are sent first. When a group was
-    /// lost, all flows that wait are due at once: the next owner cannot learn them later.
+    /// The position of a flow that was confirmed long enough ago to be sent. Ends that wait are sent first. When a
+    /// group was lost, all flows that wait are due at once: the next owner cannot learn them later.
     pub(in crate::flow) fn take_due(&mut self, now: Tick) -> Option<u32> {
         self.send_ended();
         let is_due = |(_, confirmed): &&(u32, Tick)| now.since(*confirmed) >= self.after || self.groups.have_lost();
@@ -366,7 +366,8 @@ impl<A: Address> Replicator<A> {
     }
 
     /// A packet has been applied to the state of a flow. A change is sent once a tick; the sweep sends the last one. A
-    /// handshake that a backend answers just after its group was lost is sent, too: its client goes on at the next owner.
+    /// handshake that a backend answers just after its group was lost is sent, too: its client goes on at the next
+    /// owner.
     #[cold]
     pub(in crate::flow) fn changed(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
         if flow.state == FlowState::TcpAnswered && self.groups.have_lost() {
@@ -385,8 +386,8 @@ impl<A: Address> Replicator<A> {
         }
     }
 
-    /// The sweep visits a flow that lasts. Own flows are sent again after `refresh` if they carried packets; `None`: another
-    /// worker sends the flow.
+    /// The sweep visits a flow that lasts. Own flows are sent again after `refresh` if they carried packets; `None`:
+    /// another worker sends the flow.
     #[inline(never)]
     pub(in crate::flow) fn visit(&mut self, index: u32, flow: &Flow<A>, refresh: Option<Ticks>, now: Tick) {
         if !self.groups.own(flow) {

@@ -29,8 +29,8 @@ impl<A: Address> FlowTable<A> {
         self.sweep_by(start, entries, route_epoch, &mut Callback(ended))
     }
 
-    /// As [`FlowTable::sweep`], by the hot words alone for flows in a handshake, which have no route: a flow that stays costs
-    /// little more than reading it in order.
+    /// As [`FlowTable::sweep`], by the hot words alone for flows in a handshake, which have no route: a flow that stays
+    /// costs little more than reading it in order.
     ///
     /// The lines of the index that the end of a flow changes are fetched while flows of the part before end.
     pub(crate) fn sweep_by(&mut self, start: u32, entries: u32, route_epoch: u32, by: &mut impl SweepRules<A>) -> u32 {
@@ -58,7 +58,8 @@ impl<A: Address> FlowTable<A> {
         0
     }
 
-    /// The next flows, up to `end`, that end or whose whole entry must be read. Their lines of the index are prefetched.
+    /// The next flows, up to `end`, that end or whose whole entry must be read. Their lines of the index are
+    /// prefetched.
     #[inline(always)]
     fn part_of_sweep(&self, (next, end): (&mut u32, u32), by: &impl SweepRules<A>, part: &mut ArrayVec<Due, SWEEP_PART>) {
         part.clear();
@@ -67,7 +68,7 @@ impl<A: Address> FlowTable<A> {
             *next += 1;
             self.storage.prefetch_first(index + SWEEP_AHEAD);
             let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { continue };
-            let fate = if state.shakes_hands() { by.glance(flow, state) } else { Fate::Unknown };
+            let fate = if state.shakes_hands() { by.fate_of_handshake(flow, state) } else { Fate::Unknown };
             if fate != Fate::Stays {
                 let hashes = [Direction::ToBackend, Direction::ToClient]
                     .map(|direction| self.hash_key(flow.key(direction), state.protocol()));
@@ -153,7 +154,7 @@ pub(crate) enum Fate {
 /// Which flows a sweep ends.
 pub(crate) trait SweepRules<A: Address> {
     /// Whether a flow in a handshake ends, by its hot words.
-    fn glance(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate;
+    fn fate_of_handshake(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate;
     /// Whether a flow ends; `is_shadow`: another gateway owns it.
     fn is_over(&mut self, flow: &Flow<A>, is_shadow: bool) -> bool;
     /// How often a flow that carries packets is sent to partners; `None`: never. Asked only where flows are replicated.
@@ -168,7 +169,7 @@ pub(crate) trait SweepRules<A: Address> {
 struct Callback<F>(F);
 
 impl<A: Address, F: FnMut(&Flow<A>) -> bool> SweepRules<A> for Callback<F> {
-    fn glance(&self, _: &HotFlow<A::Key>, _: FlowState) -> Fate {
+    fn fate_of_handshake(&self, _: &HotFlow<A::Key>, _: FlowState) -> Fate {
         Fate::Unknown
     }
 

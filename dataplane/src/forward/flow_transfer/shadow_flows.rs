@@ -1,12 +1,12 @@
 //! Shadow flows: the flows of partners in this worker's tables, and the flows that this worker sends to partners
 //! (docs/internals/decisions/0060-shadow-flows.md).
 //!
-//! A shadow is an ordinary flow whose VIP group another gateway owns. It holds no SNAT port: new flows that would get the
-//! port find it by its replies and take another one.
+//! A shadow is an ordinary flow whose VIP group another gateway owns. It holds no SNAT port: new flows that would get
+//! the port find it by its replies and take another one.
 //!
 //! **Invariants:** no event of a partner changes a flow that this gateway owns and knows. A worker applies and sends a
-//! bounded number of events in a poll. Of a flow whose directions two workers own, each has its half, as after a restart
-//! (`restore`).
+//! bounded number of events in a poll. Of a flow whose directions two workers own, each has its half, as after a
+//! restart (`restore`).
 //!
 //! Not here: the flows that partners have, and the times at which they are sent again (`flow::storage`).
 
@@ -32,18 +32,19 @@ use crate::workers::{Steering, WorkerId};
 const APPLIED_PER_POLL: usize = 32;
 /// Events that a worker applies in a tick while it has packets to process: 4,096 x 1 us are 3 % of it.
 const APPLIED_PER_TICK: usize = 4096;
-/// Newly confirmed flows of a family that a worker sends in a poll. A poll may confirm more; they wait for polls with fewer.
+/// Newly confirmed flows of a family that a worker sends in a poll. A poll may confirm more; they wait for polls with
+/// fewer.
 const SENT_PER_POLL: usize = 16;
-/// Time after a takeover in which partners may send flows that this gateway does not know: a lost event is repeated within
-/// 400 ms, and TCP repeats a packet that is dropped after 200 ms at the earliest. Also the time after the loss of a group in
-/// which its flows are sent that were too young before.
+/// Time after a takeover in which partners may send flows that this gateway does not know: a lost event is repeated
+/// within 400 ms, and TCP repeats a packet that is dropped after 200 ms at the earliest. Also the time after the loss
+/// of a group in which its flows are sent that were too young before.
 const HANDOVER: Duration = Duration::from_secs(2);
 
 /// The owner function and a worker, which owns some packets by it; `None`: the worker owns all packets.
 pub(in crate::forward) type Owned<'a> = Option<(&'a Steering, WorkerId)>;
 
-/// Whether this worker sends a flow to partners. Of a flow that two workers share, the owner of the replies does. A flow of
-/// a one-way mode goes on through any gateway by the hash, unless affinity has chosen its backend.
+/// Whether this worker sends a flow to partners. Of a flow that two workers share, the owner of the replies does. A
+/// flow of a one-way mode goes on through any gateway by the hash, unless affinity has chosen its backend.
 pub(in crate::forward) fn is_sent_by<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, flow: &Flow<A>) -> bool {
     match flow.mode {
         FlowMode::Nat => !flow.has_foreign_port() || is_owned(owned, snapshot, &flow.tuple(Direction::ToClient)),
@@ -79,8 +80,8 @@ impl Replicating {
         Self { queues, groups: None, moved: [None; VIP_GROUPS_MAX as usize], last_tick: None, left: 0, is_idle: true }
     }
 
-    /// Applies events of partners, and sends them flows that have been confirmed for long enough. To be called at each poll;
-    /// `changed`: with a new snapshot. Returns the number of events in both directions: more may wait.
+    /// Applies events of partners, and sends them flows that have been confirmed for long enough. To be called at each
+    /// poll; `changed`: with a new snapshot. Returns the number of events in both directions: more may wait.
     #[inline(never)]
     pub(in crate::forward) fn run<P: Port, O>(
         &mut self,
@@ -104,8 +105,8 @@ impl Replicating {
 
     /// Takes over which VIP groups this gateway owns now. A lease that has expired counts as another gateway's.
     ///
-    /// Events that wait are applied first, by the groups that this gateway owned before and owns now: they may be from the
-    /// owner of before, or, if this gateway was stopped for a while, from the present owner.
+    /// Events that wait are applied first, by the groups that this gateway owned before and owns now: they may be from
+    /// the owner of before, or, if this gateway was stopped for a while, from the present owner.
     fn follow_groups<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) {
         let valid = engine.ownership.valid_groups(now_ns);
         let (groups, now) = (snapshot.groups.map(|owned| OwnedGroups { owned: owned.owned & valid, ..owned }), Tick::at(now_ns));
@@ -322,9 +323,9 @@ fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, holdi
     }
 }
 
-/// A replica as a flow without backend; `None` if no gateway sends such a flow. Of the flows that may yield, only handshakes
-/// are sent. A replica has no sequence numbers, so the backend confirms a handshake by its next packet, as it does with a
-/// flow that was found in mid-stream.
+/// A replica as a flow without backend; `None` if no gateway sends such a flow. Of the flows that may yield, only
+/// handshakes are sent. A replica has no sequence numbers, so the backend confirms a handshake by its next packet, as
+/// it does with a flow that was found in mid-stream.
 fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
     let FlowReplica { protocol, mode, state, client, frontend, backend, snat, idle } = *replica;
     let state = if state == FlowState::TcpAnswered { FlowState::TcpAdopted } else { state };

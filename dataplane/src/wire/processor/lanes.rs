@@ -41,14 +41,14 @@ impl Avx2 {
         None
     }
 
-    /// The same as on a processor without AVX-512.
+    /// The instructions of a processor without AVX-512.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn without_avx512(self) -> Self {
         Self { has_avx512: false }
     }
 
-    /// Runs work that is compiled twice: for AVX2 alone, and for AVX-512, which has twice as many registers, so that fewer
-    /// values are stored and loaded again.
+    /// Runs work that is compiled twice: for AVX2 alone, and for AVX-512, which has twice as many registers, so that
+    /// fewer values are stored and loaded again.
     #[inline(always)]
     #[cfg(target_arch = "x86_64")]
     #[allow(unsafe_code)]
