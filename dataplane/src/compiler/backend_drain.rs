@@ -91,8 +91,8 @@ impl Backends {
         }
     }
 
-    /// Takes over the backends of a finished table in their slots, as if all had been removed: those that are added
-    /// again keep their slots, the others drain. `before` may be half-finished; only the ends of drains and the set of
+    /// Takes over the backends of a finished table in their slots, as if all had been removed: a backend that is added
+    /// again keeps its slot, the others drain. `before` may be half-finished; only the ends of drains and the set of
     /// slots are taken from it.
     pub(super) fn taken_over(mut table: BackendTable, before: &Self, now_ns: u64) -> Self {
         let slots = u32::try_from(before.generations.len()).unwrap_or(u32::MAX);
@@ -266,7 +266,7 @@ impl Backends {
         self.counters.iter().map(|counters| counters.flows_of(slot)).sum()
     }
 
-    /// Whether flows may have used the backend in a slot, which was removed then. Nobody knows without counters.
+    /// Whether flows may have used the backend in a slot, which was removed then. Unknown without counters.
     fn was_used(&self, slot: u32, removed_ns: u64, now_ns: u64) -> bool {
         self.counters.is_empty()
             || now_ns < removed_ns.saturating_add(UNUSED_AFTER_NS)

@@ -1,8 +1,8 @@
 //! The numbers of frontends, by which their flows are counted, and which backends each frontend has.
 //!
 //! **Invariants:** a frontend keeps its number for as long as it exists. Up to [`FrontendNumber::MAX`] frontends of a
-//! Service and protocol have different numbers. Of more than that, those without a common backend share numbers; where
-//! there are not enough numbers even so, a backend is counted with the first frontend that has it.
+//! Service and protocol have different numbers. Of more frontends, two without a common backend share a number; where
+//! the numbers still do not suffice, a backend is counted with the first frontend that has it.
 //!
 //! A number is given again as late as possible, because flows may outlive their frontend.
 //!

@@ -1,4 +1,4 @@
-//! From what the table of a port is built: addresses and ports of its backends, or their addresses alone, where a
+//! The inputs of the table of a port: addresses and ports of its backends, or their addresses alone, where a
 //! client is to meet one address on all ports of a Service.
 //!
 //! **Invariant:** it follows from the Service alone, so every gateway builds the same table.

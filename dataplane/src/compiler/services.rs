@@ -269,8 +269,8 @@ impl CompiledService {
         self.frontends.follow(&ports, context.counters);
     }
 
-    /// Assigns a slot to each listed backend and lets the others drain. Those without room come after these drains have
-    /// begun, which end early then. Returns why there was no room for some.
+    /// Assigns a slot to each listed backend and lets the others drain. Backends without room come after these drains
+    /// have begun, which end early then. Returns why there was no room for some backends.
     fn take_backends(
         &mut self,
         ports: &[ServicePort],
@@ -522,8 +522,8 @@ impl CompiledService {
         }
     }
 
-    /// The earlier tables, in modes in which an unknown flow may continue by them: those that this gateway saw, and for
-    /// a new port those that the controller sends. An empty table is none of them.
+    /// The earlier tables, in modes in which an unknown flow may continue by them: the tables that this gateway saw,
+    /// and for a new port the tables that the controller sends. Empty tables are left out.
     fn earlier(
         &self,
         port: &ServicePort,

@@ -157,9 +157,9 @@ impl IdleLimits {
         }
     }
 
-    /// Whether a flow has exceeded its limit as this worker has to judge, see [`Self::is_over`]. One with a foreign
+    /// Whether a flow has exceeded its limit by what this worker knows, see [`Self::is_over`]. A flow with a foreign
     /// port lasts one interval longer while it is in use: partners or another worker may have seen packets meanwhile
-    /// that this worker does not know. So does every shadow, in any state.
+    /// that this worker does not know. A shadow flow lasts longer in any state.
     pub(crate) fn is_flow_over<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>, is_shadow: bool, now: Tick) -> bool {
         let limit = self.of(flow, own);
         let is_in_use = flow.state.is_confirmed() && !flow.state.is_closing();

@@ -28,7 +28,7 @@ const TENTHS_PER_BUCKET: usize = 124;
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct Bucket {
-    /// Fifteen slots, each with a tag in the upper bits and a position in the lower ones. In the last word: one bit for
+    /// Fifteen slots, each with a tag in the upper bits and a position in the lower bits. In the last word: one bit for
     /// each slot whose key lives here away from its home, and above them the number of keys that have this home and
     /// live in their other bucket.
     words: [u32; WAYS + 1],

@@ -4,10 +4,10 @@
 //! otherwise a flood of SYN and ACK from spoofed addresses could confirm any number of flows. A one-way flow is
 //! confirmed by its third packet, but not before one second has passed.
 //!
-//! A FIN counts once the other side has acknowledged it. Until then its number is kept with the flow: whoever forges a
-//! FIN does not know which number the other side expects, and that side acknowledges something else.
+//! A FIN counts once the other side has acknowledged it. Until then its number is kept with the flow: the sender of a
+//! forged FIN does not know the number that the other side expects, and that side acknowledges another number.
 //!
-//! Not here: which packets can change a state at all ([`super::is_plain`]).
+//! Not here: the packets that can change a state at all ([`super::is_plain`]).
 
 mod association;
 mod segment;

@@ -11,7 +11,7 @@
 //!
 //! **Invariant:** every packet ends in one counted verdict, and the account balances (see [`crate::WorkerCounters`]).
 //!
-//! Not here: what happens to a packet (`burst`, `decide`, `engine`).
+//! Not here: the processing of a packet (`burst`, `decide`, `engine`).
 
 mod observed;
 

@@ -15,7 +15,7 @@ use crate::wire::{
     sctp_first_chunk_kind, take, walk,
 };
 
-/// Identity of a datagram: what its fragments have in common (RFC 791 section 3.2, RFC 8200 section 4.5).
+/// Identity of a datagram: the fields that its fragments have in common (RFC 791 section 3.2, RFC 8200 section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<A> {
     /// Source address.

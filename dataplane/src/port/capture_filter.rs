@@ -131,7 +131,7 @@ enum Operation {
 pub struct PacketFilter(Box<[Operation]>);
 
 impl PacketFilter {
-    /// Checks a program. One without instructions matches every frame.
+    /// Checks a program. A program without instructions matches every frame.
     ///
     /// # Errors
     /// See [`FilterError`].

@@ -98,7 +98,7 @@ impl KernelExchanges {
         if has(&self.begun, hash) { Ok(()) } else { Err(ForeignExchange(hash)) }
     }
 
-    /// Records that another station has begun an exchange with the kernel: what the kernel sends is a reply.
+    /// Records that another station has begun an exchange with the kernel: packets of the kernel in it are replies.
     pub(crate) fn heard(&self, exchange: ForeignExchange) {
         put(&self.heard, exchange.0);
     }

@@ -155,8 +155,8 @@ impl Frontend {
         self.affinity.is_none() && matches!(self.schedule, Schedule::Hash)
     }
 
-    /// The backend for a packet that has no flow and does not create one: what affinity remembers, otherwise the Maglev
-    /// table's choice, which is the same on every gateway, whatever the scheduler.
+    /// The backend for a packet that has no flow and does not create one: the backend that affinity remembers,
+    /// otherwise the choice of the Maglev table, which is the same on every gateway, whatever the scheduler.
     #[must_use]
     #[inline]
     pub fn choose_by_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<BackendId> {
@@ -171,7 +171,8 @@ impl Frontend {
     }
 
     /// The backend for a packet of a flow that began before this gateway knew it, in a mode in which that flow may
-    /// continue (FORWARDING 4): what affinity remembers, otherwise the choice among the current and earlier tables.
+    /// continue (FORWARDING 4): the backend that affinity remembers, otherwise the choice among the current and earlier
+    /// tables.
     #[must_use]
     pub(crate) fn choose_mid_stream<A: Address>(
         &self,

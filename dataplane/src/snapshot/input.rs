@@ -55,8 +55,8 @@ pub struct Config {
     /// SNAT addresses of both families.
     pub snat: Vec<IpAddr>,
     /// Whether SNAT addresses belong to VIP groups and move with them: the n-th of a family to group n. All gateways of
-    /// the fleet have the same ones in the same order. Those beyond the number of groups are this gateway's own.
-    /// Without an election it has no effect.
+    /// the fleet have the same addresses in the same order. Addresses beyond the number of groups are this gateway's
+    /// own. Without an election it has no effect.
     pub shared_snat: bool,
     /// Addresses on which node ports are served.
     pub node_port_addresses: Vec<IpAddr>,
@@ -82,7 +82,7 @@ impl Config {
 /// The part of the configuration that may change while the gateway runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tunables {
-    /// SNAT addresses of both families: those of before in the same order, then others.
+    /// SNAT addresses of both families: the addresses of before in the same order, then others.
     pub snat: Vec<IpAddr>,
     /// Addresses on which node ports are served.
     pub node_port_addresses: Vec<IpAddr>,
@@ -185,7 +185,7 @@ impl OwnedGroups {
     }
 }
 
-/// Of the VIPs of `l2` pools, those for which this gateway answers. By default all.
+/// The VIPs of `l2` pools for which this gateway answers. By default all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VipAnswers {
     /// `None`: there is no election, and it owns every group.

@@ -308,7 +308,7 @@ pub(crate) struct ClientExits<'s> {
 }
 
 impl<'s> ClientExits<'s> {
-    /// The exit towards a client whose address stands so in packets; `None` if its router is not known here.
+    /// The exit towards a client, by its address in wire order; `None` if its router is not known here.
     #[inline(always)]
     pub(crate) fn get(self, client: u32) -> Option<&'s Exit> {
         match self.numbers.of(client) {

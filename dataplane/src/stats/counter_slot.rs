@@ -44,7 +44,7 @@ impl FrontendNumber {
     }
 }
 
-/// The numbers by which flows to the backends of a Service may be counted: those of its frontends, and none. The
+/// The numbers by which flows to the backends of a Service may be counted: the numbers of its frontends, and 0. The
 /// compiler changes them, schedulers read them.
 #[derive(Debug)]
 pub(crate) struct FrontendNumberSet(AtomicU16);
@@ -74,8 +74,8 @@ impl FrontendNumberSet {
     }
 }
 
-/// Index of the counters of a backend and a frontend. Those of one number are side by side, so that the numbers that no
-/// Service needs use no memory.
+/// Index of the counters of a backend and a frontend. The counters of one number are side by side, so that the numbers
+/// that no Service needs use no memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterSlot(u32);
 

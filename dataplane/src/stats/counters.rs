@@ -44,8 +44,8 @@ impl Counter {
 /// counts with the backend that the snapshot names.
 ///
 /// Not aligned to a cache line: memory that is never written is free only if it comes from `calloc`, which aligns to 16
-/// bytes. What packets and new flows write comes first; in a mapping of glibc, which starts with 16 bytes of its own,
-/// these 48 bytes lie in one line.
+/// bytes. The fields that packets and new flows write come first; in a mapping of glibc, which starts with 16 bytes of
+/// its own, these 48 bytes lie in one line.
 #[derive(Debug, Default, FromZeros)]
 #[repr(C)]
 pub struct BackendCounters {

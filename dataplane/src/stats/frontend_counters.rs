@@ -93,7 +93,7 @@ impl FrontendCounters {
         self.number
     }
 
-    /// Adds backends by their slots. Those that it has already stay as they are.
+    /// Adds backends by their slots. Backends that it has already stay as they are.
     pub fn join(&self, slots: impl IntoIterator<Item = u32>, workers: &[Arc<WorkerCounters>]) {
         let mut members = self.members();
         for slot in slots {
@@ -106,7 +106,7 @@ impl FrontendCounters {
         }
     }
 
-    /// Removes a backend whose slot is free. What it counted stays in the totals.
+    /// Removes a backend whose slot is free. Its counts stay in the totals.
     pub(crate) fn leave(&self, slot: u32, workers: &[Arc<WorkerCounters>]) {
         let mut members = self.members();
         if let Ok(place) = members.slots.binary_search(&slot) {

@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** an address of this type is in host order.
 //!
-//! Not here: what an address is to the gateway (`snapshot`).
+//! Not here: the role of an address for the gateway (`snapshot`).
 
 use std::fmt::Debug;
 use std::hash::Hash;

@@ -10,7 +10,7 @@
 //! - A push contains at most one partly filled element for each port and task, fragments excepted.
 //! - Packets that a queue refuses are dropped and counted (`handover_full`).
 //!
-//! Not here: who owns a packet ([`super::steering`]).
+//! Not here: the owner of a packet ([`super::steering`]).
 
 use std::mem;
 use std::sync::Arc;

@@ -173,8 +173,8 @@ pub enum FlowState {
     UdpFromBackend,
     /// SCTP, two-way, begun by a packet of the backend: the client has not yet shown that it knows the association.
     SctpFromBackend,
-    /// SCTP: one end has shut down or aborted, perhaps: its tag was not proven by a handshake. The next packet that
-    /// goes on restores it.
+    /// SCTP: one end seems to have shut down or aborted, but no handshake has proven its tag. The next packet that goes
+    /// on restores the association.
     SctpHalfClosed,
 }
 

@@ -12,7 +12,7 @@
 //!
 //! **Invariant:** a full queue costs replicas, which are counted, never packets.
 //!
-//! Not here: who owns a flow (`flow_groups`), what becomes of the flows of partners (`forward::flow_transfer`), formats
+//! Not here: the owner of a flow (`flow_groups`), the flows of partners in a worker (`forward::flow_transfer`), formats
 //! and partners (the agent).
 
 use std::collections::VecDeque;

@@ -4,8 +4,8 @@
 //! port to no other flow meanwhile, as its pools do with their own ports. A port is known by the hash of the replies to
 //! it.
 //!
-//! **Invariant:** constant time and memory. 32 bits of a hash stand for a port: another one may count as resting by
-//! mistake, and is used later. Where many end at once, those that have rested longest are forgotten first.
+//! **Invariant:** constant time and memory. 32 bits of a hash stand for a port: another port may count as resting by
+//! mistake, and is used later. Where many flows end at once, the ports that have rested longest are forgotten first.
 //!
 //! Not here: ports of pools (`flow::snat`).
 

@@ -551,8 +551,8 @@ impl<A: Address> FlowTable<A> {
         self.order.oldest_of(class, pool).map(|index| (FlowIndex(index), self.order.since(index, self.now)))
     }
 
-    /// The first flows that yield in a class, those that have been in it the longest; only those that hold a port of
-    /// this pool, if there is one.
+    /// The flows of a class, the flow that has been in it the longest first; with a pool, only the holders of its
+    /// ports.
     pub(crate) fn oldest_first(&self, class: YieldClass, pool: Option<PoolId>) -> impl Iterator<Item = FlowIndex> {
         self.order.oldest_first(class, pool).map(FlowIndex)
     }

@@ -18,7 +18,7 @@ use crate::wire::{Address, TupleKey, protocol};
 
 /// Flows that a sweep visits together.
 const SWEEP_PART: usize = 16;
-/// Entries by which a sweep fetches ahead; those behind its end are the first ones of the next sweep.
+/// Entries by which a sweep fetches ahead; the entries behind its end are the first of the next sweep.
 const SWEEP_AHEAD: u32 = 32;
 
 impl<A: Address> FlowTable<A> {

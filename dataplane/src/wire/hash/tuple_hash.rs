@@ -70,10 +70,10 @@ impl TupleHash {
         fold(fold(addresses ^ k2, rest ^ k3) ^ k4, k2)
     }
 
-    /// The hash of addresses and ports as they stand in a packet, by which flows are found and identifications chosen.
+    /// The hash of addresses and ports in wire order, by which flows are found and identifications chosen.
     /// It depends on the byte order of the machine, and differs from [`TupleHash::hash`]. It consists of products of 32
-    /// bits, of which a vector register computes several at once. Those of the addresses of IPv6 are added up as by NH,
-    /// which adds its keys where the other products take them by exclusive-or (Black, Halevi, Krawczyk, Krovetz,
+    /// bits, of which a vector register computes several at once. The products of the addresses of IPv6 are added up as
+    /// by NH, which adds its keys where the other products take them by exclusive-or (Black, Halevi, Krawczyk, Krovetz,
     /// Rogaway: UMAC, 1999). After one multiplication alone the lower bits of consecutive ports would be an arithmetic
     /// progression, in which many may be equal.
     #[must_use]
