@@ -1,6 +1,6 @@
 //! The mixed stage: what a gateway with one port sees. Every burst holds packets of all modes, both families and both
-//! directions, to backends on the link, behind four routers and in a VLAN, of clients behind a router with and without a
-//! VLAN tag, one client for each flow. Two packets in a hundred are a SYN or a FIN, one is a fragment.
+//! directions, to backends on the link, behind four routers and in a VLAN, of clients behind a router with and without
+//! a VLAN tag, one client for each flow. Two packets in a hundred are a SYN or a FIN, one is a fragment.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
