@@ -541,6 +541,7 @@ fn replication_inputs(
     outlets: &FlowOutlets,
 ) -> Option<ReplicationInputs> {
     Some(ReplicationInputs {
+        keys: sources.reload.fleet_keys(),
         gateway: settings.name.clone(),
         settings: settings.replication.clone()?,
         election: (settings.election.groups, settings.election.first_vrid),

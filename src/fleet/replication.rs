@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::{Tunables, VipAnswers};
 use proto::limits::PARTNERS_MAX;
-use proto::{GatewayState, Generation, Membership, Origin};
+use proto::{GatewayState, Generation, GroupKey, Membership, Origin};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
@@ -103,6 +103,8 @@ pub struct ReplicationInputs {
     pub gateway: String,
     /// Its settings.
     pub settings: Replication,
+    /// The keys of `fleet.key`, as they change; the first one is preferred.
+    pub keys: watch::Receiver<Vec<GroupKey>>,
     /// Number of groups of VIPs, and the VRID of the first.
     pub election: (u8, u8),
     /// The queues of the workers.
@@ -126,8 +128,19 @@ pub struct ReplicationInputs {
 /// # Errors
 /// If the address is in use, or is not of this machine.
 pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
-    let ReplicationInputs { gateway, settings, election, exchange, inquiries, answers, tunables, membership, state, status } =
-        inputs;
+    let ReplicationInputs {
+        gateway,
+        settings,
+        keys,
+        election,
+        exchange,
+        inquiries,
+        answers,
+        tunables,
+        membership,
+        state,
+        status,
+    } = inputs;
     let listen = settings.listen;
     let failed = |error: io::Error| format!("fleet.listen {listen}: {error}; is it an address of this machine, and free?");
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
@@ -136,16 +149,21 @@ pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
     let agreement = Agreement { groups: election.0, first_vrid: election.1 };
     let digest = agreement.digest(&tunables.borrow().snat);
     let identity = Identity { name: gateway, address: listen, process: seal::random()?, agreement: digest };
-    let key = settings.key.as_ref().map(|file| file.key);
-    let hub =
-        Arc::new(Hub::new((identity, agreement), (settings.after, key), (exchange, inquiries), (answers, tunables), socket));
+    let file_keys = settings.key.is_some().then(|| keys.borrow().clone());
+    let hub = Arc::new(Hub::new(
+        (identity, agreement),
+        (settings.after, file_keys),
+        (exchange, inquiries),
+        (answers, tunables),
+        socket,
+    ));
     let (named, partners) = watch::channel(None);
     let mut tasks = JoinSet::new();
     tasks.spawn(take_news(Arc::clone(&hub)));
     tasks.spawn(note_arrivals(Arc::clone(&hub)));
     tasks.spawn(receive(Arc::clone(&hub)));
     tasks.spawn(serve(Arc::clone(&hub), listener));
-    tasks.spawn(follow(Arc::clone(&hub), settings, (membership, state), named));
+    tasks.spawn(follow(Arc::clone(&hub), settings, keys, (membership, state), named));
     tasks.spawn(publish(hub, partners, status));
     match tasks.join_next().await {
         Some(Err(error)) => Err(error.into()),
@@ -281,6 +299,7 @@ fn has_state(known: &Option<GatewayState>, reached: &Option<Generation>) -> bool
 async fn follow(
     hub: Arc<Hub>,
     settings: Replication,
+    mut keys: watch::Receiver<Vec<GroupKey>>,
     (mut membership, (known, mut reached)): (watch::Receiver<Option<Membership>>, StateReceivers),
     named: watch::Sender<Option<Vec<SocketAddr>>>,
 ) -> io::Result<()> {
@@ -290,6 +309,7 @@ async fn follow(
     let (started, mut has_state_now) = (Instant::now(), false);
     loop {
         has_state_now |= has_state(&known.borrow(), &reached.borrow_and_update()) || started.elapsed() > STATE_MAX;
+        hub.set_keys(&keys.borrow_and_update());
         let known = membership.borrow_and_update().clone();
         if let Some(known) = known.as_ref().filter(|_| settings.key.is_none()) {
             hub.take_key(known);
@@ -313,6 +333,7 @@ async fn follow(
         tokio::select! {
             changed = membership.changed() => changed.map_err(io::Error::other)?,
             changed = reached.changed() => changed.map_err(io::Error::other)?,
+            changed = keys.changed() => changed.map_err(io::Error::other)?,
             _ = every.tick() => {}
             // Only those that were aborted end, unless one panics.
             Some(Err(error)) = sessions.join_next() => if error.is_panic() { return Err(io::Error::other(error)) },
@@ -355,14 +376,19 @@ async fn publish(
 #[cfg(test)]
 mod tests {
     use dataplane::OwnedGroups;
-    use proto::{GroupKey, Member, State};
+    use proto::{Member, State};
     use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::settings::KeyFile;
     use crate::worker_threads::inquiries::tests::without_workers;
 
     const LONG: Duration = Duration::from_secs(120);
+
+    fn group_keys(keys: &[u8]) -> Vec<GroupKey> {
+        keys.iter().map(|key| GroupKey::new([*key; 32])).collect()
+    }
 
     /// A gateway whose worker does nothing.
     struct Gateway {
@@ -370,6 +396,7 @@ mod tests {
         listen: SocketAddr,
         answers: watch::Sender<VipAnswers>,
         membership: watch::Sender<Option<Membership>>,
+        keys: watch::Sender<Vec<GroupKey>>,
         known: watch::Sender<Option<GatewayState>>,
         _reached: watch::Sender<Option<Generation>>,
         exchange: Arc<ReplicaExchange>,
@@ -379,9 +406,16 @@ mod tests {
 
     impl Gateway {
         fn start(name: &'static str) -> Self {
+            Self::start_with(name, None)
+        }
+
+        /// With the keys of a file, if there are some.
+        fn start_with(name: &'static str, keys: Option<&[u8]>) -> Self {
             // A port that is free now, for UDP too.
             let listen = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-            let settings = Replication { listen, ..Replication::default() };
+            let key = keys.map(|keys| KeyFile { path: "/fleet.key".into(), keys: group_keys(keys) });
+            let settings = Replication { listen, key, ..Replication::default() };
+            let keys = watch::Sender::new(keys.map(group_keys).unwrap_or_default());
             let exchange = Arc::new(ReplicaExchange::new(Some(&settings), 1));
             let (answers, membership, known) = (watch::Sender::default(), watch::Sender::default(), watch::Sender::new(None));
             let reached = watch::Sender::new(Some(Generation::default()));
@@ -396,6 +430,7 @@ mod tests {
             let inputs = ReplicationInputs {
                 gateway: name.to_owned(),
                 settings,
+                keys: keys.subscribe(),
                 election: (2, 101),
                 exchange: Arc::clone(&exchange),
                 inquiries: Arc::new(without_workers()),
@@ -406,7 +441,7 @@ mod tests {
                 status,
             };
             let task = tokio::spawn(run(inputs));
-            Self { name, listen, answers, membership, known, _reached: reached, exchange, status: published, task }
+            Self { name, listen, answers, membership, keys, known, _reached: reached, exchange, status: published, task }
         }
 
         fn member(&self) -> Member {
@@ -466,6 +501,50 @@ mod tests {
         again.has(in_sync).await;
         one.has(in_sync).await;
         assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    /// Both are in sync by sessions that begun by this key of their files.
+    async fn are_in_sync(one: &mut Gateway, two: &mut Gateway) {
+        one.has(in_sync).await;
+        two.has(in_sync).await;
+    }
+
+    #[tokio::test]
+    async fn a_fleet_changes_its_key_one_gateway_after_the_other() {
+        let (old, new) = (1, 2);
+        let (mut one, mut two) = (Gateway::start_with("edge-1", Some(&[old])), Gateway::start_with("edge-2", Some(&[old])));
+        one.names(9, &two);
+        two.names(9, &one);
+        one.has_state();
+        two.has_state();
+        are_in_sync(&mut one, &mut two).await;
+        let copies = |gateway: &Gateway| gateway.exchange.copies().map(|(_, copies)| copies);
+        // Both keys, the new one first: sessions go on, and nothing is copied again.
+        for gateway in [&one, &two] {
+            gateway.keys.send_replace(group_keys(&[new, old]));
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert!(in_sync(&one.status.borrow()) && in_sync(&two.status.borrow()));
+        }
+        assert_eq!([copies(&one), copies(&two)], [[1, 1]; 2]);
+        // Without the old one: the sessions by it end, and others begin by the new one, which both have.
+        one.keys.send_replace(group_keys(&[new]));
+        let again = async {
+            while [copies(&one), copies(&two)] != [[2, 2]; 2] {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONG, again).await.unwrap();
+        are_in_sync(&mut one, &mut two).await;
+        two.keys.send_replace(group_keys(&[new]));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        are_in_sync(&mut one, &mut two).await;
+        assert_eq!([copies(&one), copies(&two)], [[2, 2]; 2], "sessions by the new key go on");
+        // A gateway that was forgotten has no session any more.
+        one.keys.send_replace(group_keys(&[old]));
+        one.has(|status| status.partners.iter().all(|partner| partner.lag.is_none())).await;
+        two.has(|status| status.partners.iter().all(|partner| partner.lag.is_none())).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!([copies(&one), copies(&two)], [[2, 2]; 2], "an old key alone is refused");
     }
 
     #[tokio::test]
