@@ -22,8 +22,8 @@ pub use device::{BadDevice, Device, PciAddress};
 pub use eal::{Eal, EalConfig, Hugepages, RegisteredThread, cycles, last_message, version};
 pub use error::Error;
 pub use ethdev::{
-    BURST, Descriptors, DeviceEvent, HashedKind, Link, MemberChanges, NoSpread, Port, PortConfig, PortStats, RefusedPart,
-    RingInput, RingOutput, RingPort, RxQueue, Spread, StartedPort, TxQueue,
+    BURST, Descriptors, DeviceEvent, HashedKind, Link, MemberChanges, NoSpread, Port, PortConfig, PortStats, QueueMode,
+    QueueModes, RefusedPart, RingInput, RingOutput, RingPort, RxQueue, Spread, Spreading, StartedPort, TxQueue,
 };
 pub use mbuf::{Mbuf, release};
 pub use mempool::{Mempool, MempoolConfig};

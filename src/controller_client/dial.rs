@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use control::config::settings::CertificateFiles;
-use control::config::url::ControllerUrl;
 use control::gateways::listener::chain;
 use control::gateways::tls::{self, Material, TlsError};
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use objects::scalar::url::{HostPort, ServerUrl};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -42,20 +42,20 @@ pub(super) enum DialError {
 /// # Errors
 /// See [`DialError`].
 pub(super) async fn dial(
-    url: &ControllerUrl,
+    url: &ServerUrl,
     gateway: &str,
     certificates: Option<&CertificateFiles>,
 ) -> Result<(Channel, Option<String>), DialError> {
     let failed = |error: tonic::transport::Error| DialError::Connect(chain(&error));
     match url {
-        ControllerUrl::Unix(_) => {
+        ServerUrl::Unix(_) => {
             let endpoint = with_keep_alive(Endpoint::from_shared(url.to_string()).map_err(failed)?);
             Ok((endpoint.connect().await.map_err(failed)?, None))
         }
-        ControllerUrl::Https { host, port } => {
+        ServerUrl::Https(server) => {
             let files = certificates.ok_or(DialError::NoCertificates)?;
             let (config, group) = tls::client_config(&Material::read(files).await?, gateway)?;
-            let (config, to) = (Arc::new(config), (host.clone(), *port));
+            let (config, to) = (Arc::new(config), server.clone());
             let connector = tower::service_fn(move |_: Uri| connect(Arc::clone(&config), to.clone()));
             // With the scheme https tonic would set up its own TLS.
             let endpoint = with_keep_alive(Endpoint::from_static("http://controller"));
@@ -72,13 +72,10 @@ fn with_keep_alive(endpoint: Endpoint) -> Endpoint {
         .keep_alive_while_idle(true)
 }
 
-async fn connect(
-    config: Arc<ClientConfig>,
-    (host, port): (String, u16),
-) -> io::Result<TokioIo<tokio_rustls::client::TlsStream<TcpStream>>> {
-    let stream = TcpStream::connect((host.as_str(), port)).await?;
+async fn connect(config: Arc<ClientConfig>, server: HostPort) -> io::Result<TokioIo<tokio_rustls::client::TlsStream<TcpStream>>> {
+    let stream = TcpStream::connect((server.host(), server.port())).await?;
     stream.set_nodelay(true)?;
-    let name = ServerName::try_from(host).map_err(io::Error::other)?;
+    let name = ServerName::try_from(server.host().to_owned()).map_err(io::Error::other)?;
     Ok(TokioIo::new(TlsConnector::from(config).connect(name, stream).await?))
 }
 
@@ -88,7 +85,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_controller_over_tcp_is_not_dialled_without_certificates() {
-        let url = ControllerUrl::Https { host: "127.0.0.1".to_owned(), port: 1 };
+        let url = ServerUrl::Https(HostPort::new("127.0.0.1", 1).unwrap());
         assert!(matches!(dial(&url, "edge-1", None).await, Err(DialError::NoCertificates)));
     }
 }

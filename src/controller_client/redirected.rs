@@ -7,6 +7,7 @@ use control::gateways::publish::Published;
 use control::gateways::registry::Gateways;
 use control::gateways::server::{ConfigService, serve};
 use control::kubernetes::lease::{Leader, Leadership};
+use objects::scalar::url::HostPort;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, SanType};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -38,10 +39,15 @@ fn files(dir: &Path, name: &str) -> CertificateFiles {
     CertificateFiles { ca: file("ca.crt".to_owned()), cert: file(format!("{name}.crt")), key: file(format!("{name}.key")) }
 }
 
+/// The URL of a port of this machine.
+fn https(port: u16) -> ServerUrl {
+    ServerUrl::Https(HostPort::new("127.0.0.1", port).unwrap())
+}
+
 /// A controller and its address. Its state has epoch `e`.
-async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken) -> ControllerUrl {
+async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken) -> ServerUrl {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = ControllerUrl::Https { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+    let url = https(listener.local_addr().unwrap().port());
     let services = state("", 0, &[service("web", &["10.0.0.1:80"])]).services;
     let (states, states_in) = watch::channel(Some(std::sync::Arc::new(Published::first("e".to_owned(), services, Vec::new()))));
     let service = ConfigService {
@@ -65,7 +71,7 @@ async fn controller(dir: &Path, leadership: Leadership, stop: &CancellationToken
 /// A gateway that dials `urls`, and what it knows.
 fn gateway(
     dir: &Path,
-    urls: Vec<ControllerUrl>,
+    urls: Vec<ServerUrl>,
 ) -> (tokio::task::JoinHandle<Result<(), Failure>>, watch::Receiver<Option<GatewayState>>) {
     let settings = ClientSettings {
         urls,
@@ -80,15 +86,15 @@ fn gateway(
     let (known, known_in) = watch::channel(None);
     let facts = Facts {
         served: watch::channel(Served::default()).1,
-        reached: watch::channel(None).1,
+        applied: watch::channel(None).1,
         fleet: watch::Sender::default().subscribe(),
         workers: Vec::new(),
     };
     let (connected, draining) = (watch::Sender::new(false), watch::Sender::new(false));
     let answering = std::sync::Arc::new(|_: &_| v1::answer::Reply::Refusal("nobody asks".to_owned()));
     let membership = watch::Sender::default();
-    let channels = ClientChannels { known, connected, draining, membership, contender: None, answering, facts };
-    (tokio::spawn(run(settings, channels)), known_in)
+    let channels = ClientChannels { state: known, connected, draining, membership, contender: None, answering, facts };
+    (tokio::spawn(ControllerClient { settings, channels }.run()), known_in)
 }
 
 #[tokio::test]
@@ -106,21 +112,21 @@ async fn a_gateway_that_dials_a_follower_goes_on_to_the_leader() {
 }
 
 /// Counts the connections to a listener, and passes them on to `target` if there is one.
-async fn counted(target: Option<ControllerUrl>) -> (ControllerUrl, watch::Receiver<usize>) {
+async fn counted(target: Option<ServerUrl>) -> (ServerUrl, watch::Receiver<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let (count, counted) = watch::channel(0);
     tokio::spawn(async move {
         while let Ok((mut from, _)) = listener.accept().await {
             count.send_modify(|count| *count += 1);
-            let Some(ControllerUrl::Https { host, port }) = target.clone() else { continue };
+            let Some(ServerUrl::Https(server)) = target.clone() else { continue };
             tokio::spawn(async move {
-                let mut to = tokio::net::TcpStream::connect((host.as_str(), port)).await.unwrap();
+                let mut to = tokio::net::TcpStream::connect((server.host(), server.port())).await.unwrap();
                 let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
             });
         }
     });
-    (ControllerUrl::Https { host: "127.0.0.1".to_owned(), port }, counted)
+    (https(port), counted)
 }
 
 #[tokio::test]

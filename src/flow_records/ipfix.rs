@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use dataplane::flow::{FlowEnd, FlowEvent};
+use objects::scalar::url::HostPort;
 use tokio::net::{UdpSocket, lookup_host};
 
 use super::known_record::{KnownRecord, WallClock};
@@ -299,18 +300,17 @@ enum Connection {
 
 /// A collector and what was sent to it.
 pub(super) struct Collector {
-    host: String,
-    port: u16,
+    at: HostPort,
     domains: Vec<Domain>,
     connection: Connection,
 }
 
 impl Collector {
-    /// A collector at a host and port, for this number of workers.
-    pub(super) fn new(host: String, port: u16, workers: usize) -> Self {
+    /// A collector for this number of workers.
+    pub(super) fn new(at: HostPort, workers: usize) -> Self {
         let numbers = 1..=u32::try_from(workers).unwrap_or(u32::MAX);
         let domains = numbers.map(|number| Domain { number, sequence: 0 }).collect();
-        Self { host, port, domains, connection: Connection::Closed(None) }
+        Self { at, domains, connection: Connection::Closed(None) }
     }
 
     /// Connects and sends templates, where they are due.
@@ -322,8 +322,8 @@ impl Collector {
             Connection::Open(_, sent) if sent.elapsed() < TEMPLATES_EVERY => return Ok(()),
             Connection::Closed(Some(failed)) if failed.elapsed() < RETRY_AFTER => return Err(io::ErrorKind::NotConnected.into()),
             _ => match std::mem::replace(&mut self.connection, Connection::Closed(Some(Instant::now()))) {
-                Connection::Open(socket, _) if is_at(&socket, &self.host, self.port).await => socket,
-                _ => connect(&self.host, self.port).await?,
+                Connection::Open(socket, _) if is_at(&socket, &self.at).await => socket,
+                _ => connect(&self.at).await?,
             },
         };
         for domain in &self.domains {
@@ -358,15 +358,15 @@ impl Collector {
 }
 
 /// Whether the host still has the address that a socket is connected to.
-async fn is_at(socket: &UdpSocket, host: &str, port: u16) -> bool {
-    let (Ok(peer), Ok(mut addresses)) = (socket.peer_addr(), lookup_host((host, port)).await) else { return false };
+async fn is_at(socket: &UdpSocket, at: &HostPort) -> bool {
+    let (Ok(peer), Ok(mut addresses)) = (socket.peer_addr(), lookup_host((at.host(), at.port())).await) else { return false };
     addresses.any(|address| address == peer)
 }
 
 /// A socket to the first address of a host that has a route.
-async fn connect(host: &str, port: u16) -> io::Result<UdpSocket> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-    for address in lookup_host((host, port)).await? {
+async fn connect(at: &HostPort) -> io::Result<UdpSocket> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{} has no address", at.host()));
+    for address in lookup_host((at.host(), at.port())).await? {
         let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let connected = async {
             let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::uri::Authority;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, WantsClientCert, WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{ActiveKeyExchange, CryptoProvider, SupportedKxGroup};
@@ -179,10 +180,8 @@ fn finish(builder: ConfigBuilder<ClientConfig, WantsClientCert>) -> Arc<ClientCo
 
 /// The name in the certificate.
 fn server_name(host: Option<&str>, ip: IpAddr) -> ServerName<'static> {
-    let without_port = |host: &str| match host.rsplit_once(':') {
-        Some((name, port)) if port.parse::<u16>().is_ok() && (!name.contains(':') || name.ends_with(']')) => name.to_owned(),
-        _ => host.to_owned(),
-    };
+    // An IPv6 address without brackets is no authority of a URL, and has no port.
+    let without_port = |host: &str| host.parse::<Authority>().map_or_else(|_| host.to_owned(), |host| host.host().to_owned());
     let name = host.map(|host| without_port(host).trim_matches(['[', ']']).to_owned());
     name.and_then(|name| ServerName::try_from(name).ok()).unwrap_or_else(|| ServerName::IpAddress(ip.into()))
 }

@@ -3,7 +3,7 @@
 //! Deliberately not here: a worker's view of a port (`dpdk_port`), and when devices come and go (`hotplug`).
 
 use dpdk_port::{QueuePair, memory_mb, packets_of_pair, size_pool};
-use dpdk_sys::{Descriptors, Device, Eal, EalConfig, HashedKind, Mempool, MempoolConfig, NoSpread, Spread};
+use dpdk_sys::{Descriptors, Device, Eal, EalConfig, Mempool, MempoolConfig, NoSpread, Spread, Spreading};
 
 use crate::settings::{Hugepages, PortSettings, Settings};
 
@@ -16,6 +16,8 @@ pub(super) struct QueueRequest {
     pub(super) spread: Option<Spread>,
     /// Whether packets shall wake workers that sleep.
     pub(super) wakes: bool,
+    /// Whether no port receives packets with memory that is not the pool's ([`attaches_memory`]).
+    pub(super) is_one_pool: bool,
 }
 
 /// Actual configuration of a device.
@@ -23,8 +25,8 @@ pub(super) struct QueueRequest {
 pub(super) struct DeviceQueues {
     /// Transmit queues.
     pub(super) transmit: usize,
-    /// The kinds of packets that it distributes as requested.
-    pub(super) spread: Result<Vec<HashedKind>, NoSpread>,
+    /// How it distributes packets.
+    pub(super) spread: Result<Spreading, NoSpread>,
 }
 
 /// The requirements of a configuration: arguments of EAL, and the packet pool.
@@ -48,6 +50,13 @@ pub(crate) fn plan(settings: &Settings) -> (EalConfig, MempoolConfig) {
     let allowed = core_affinity::get_core_ids().unwrap_or_default();
     let cores = allowed.iter().map(|core| core.id).filter(|core| !settings.cores.contains(core)).collect();
     (EalConfig { hugepages, memory_mb, node: pool.node, devices, cores }, pool)
+}
+
+/// Whether a device receives packets with memory that is not the pool's: mlx5 with several packets in one buffer. Drivers
+/// must then look at each packet that they release, on other ports too.
+pub(super) fn attaches_memory(device: &Device) -> bool {
+    let is_set = |argument: &str| argument.strip_prefix("mprq_en=").is_some_and(|value| value != "0");
+    device.to_string().split(',').any(is_set)
 }
 
 /// The common NUMA node of all devices that report one; `None` if they differ.
@@ -78,10 +87,13 @@ pub(super) fn open(
     request: &QueueRequest,
 ) -> Result<OpenedPort, dpdk_sys::Error> {
     let mac = settings.mac.map(|mac| mac.0);
-    let QueueRequest { queues, spread, wakes } = request.clone();
+    let QueueRequest { queues, spread, wakes, is_one_pool } = request.clone();
+    // A bond sends LACP frames of a pool of its own, and its members may be of several drivers.
+    let fast_free = is_one_pool && !settings.device.is_bond();
     let device = settings.device.clone().with_queues(queues);
     let descriptors = settings.descriptors;
-    let config = dpdk_sys::PortConfig { device, mtu_bytes: settings.mtu_bytes, mac, queues, spread, descriptors, wakes };
+    let mtu_bytes = settings.mtu_bytes;
+    let config = dpdk_sys::PortConfig { device, mtu_bytes, mac, queues, spread, descriptors, wakes, fast_free };
     let dpdk_sys::StartedPort { port, rx, tx, spread } = dpdk_sys::Port::start(eal, &config, pool)?;
     if port.descriptors() != descriptors {
         let (port, Descriptors { rx, tx }) = (&settings.name, port.descriptors());
@@ -106,5 +118,18 @@ mod tests {
         assert_eq!(common_node([None, Some(1), Some(1)].into_iter()), Some(1));
         assert_eq!(common_node([Some(0), Some(1)].into_iter()), None);
         assert_eq!(common_node([None].into_iter()), None);
+    }
+
+    #[test]
+    fn packets_of_several_in_one_buffer_carry_memory_of_the_driver() {
+        let rows = [
+            ("0000:3b:00.0", false),
+            ("0000:3b:00.0,mprq_en=0,dv_flow_en=2", false),
+            ("0000:3b:00.0,dv_flow_en=2,mprq_en=1", true),
+            ("net_af_packet0,iface=mprq_en", false),
+        ];
+        for (device, expected) in rows {
+            assert_eq!(attaches_memory(&device.parse().unwrap()), expected, "{device}");
+        }
     }
 }

@@ -139,7 +139,11 @@ async fn open_all(
 ) -> Result<OpenedPorts, PortsError> {
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_nic = Steering::toeplitz(workers, seed);
-    let mut request = QueueRequest { wakes: settings.poll == Poll::Adaptive, ..steering::request(workers, &by_nic) };
+    let mut request = QueueRequest {
+        wakes: settings.poll == Poll::Adaptive,
+        is_one_pool: !settings.ports.iter().flat_map(|port| port.device.parts()).any(|device| dpdk::attaches_memory(&device)),
+        ..steering::request(workers, &by_nic)
+    };
     let presences = presences(&settings.ports)?;
     let opened = open_devices(eal, settings, pool, &request, stop).await?;
     let found = opened.iter().map(|port| port.opened().map(|port| port.found.clone())).collect();

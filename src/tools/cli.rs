@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bench::BenchArgs;
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use control::config::url::ControllerUrl;
+use objects::scalar::url::ServerUrl;
 
 use crate::settings::SourceChoice;
 
@@ -119,8 +119,8 @@ struct SourceArgs {
     #[arg(long, value_name = "FILE", value_parser = absolute)]
     kubeconfig: Option<PathBuf>,
     /// Connect to a sluice-controller: unix:PATH or https://HOST:PORT.
-    #[arg(long, value_name = "URL", value_parser = controller_url)]
-    controller: Option<ControllerUrl>,
+    #[arg(long, value_name = "URL", value_parser = ServerUrl::of_argument)]
+    controller: Option<ServerUrl>,
 }
 
 /// Format of the output.
@@ -170,11 +170,6 @@ fn absolute(text: &str) -> Result<PathBuf, String> {
     std::path::absolute(text).map_err(|error| format!("expected a path: {error}"))
 }
 
-fn controller_url(text: &str) -> Result<ControllerUrl, String> {
-    let here = std::env::current_dir().map_err(|error| format!("the current directory is gone: {error}"))?;
-    ControllerUrl::parse(text, &here)
-}
-
 fn capture(text: &str) -> Result<CaptureInput, String> {
     match text.split_once('=') {
         Some((port, file)) if !port.is_empty() && !file.is_empty() => Ok(CaptureInput { port: port.into(), file: file.into() }),
@@ -206,10 +201,7 @@ mod tests {
         let Command::Check(args) = parse(&["--config", "f", "--manifests", "/m"]).unwrap().command else { panic!("not check") };
         assert_eq!((args.config.to_str(), args.choice()), (Some("f"), SourceChoice::Manifests("/m".into())));
         let Command::Check(args) = parse(&["--controller", "unix:/c"]).unwrap().command else { panic!("not check") };
-        assert_eq!(
-            (args.config.to_str(), args.choice()),
-            (Some(CONFIG), SourceChoice::Controller(ControllerUrl::Unix("/c".into())))
-        );
+        assert_eq!((args.config.to_str(), args.choice()), (Some(CONFIG), SourceChoice::Controller(ServerUrl::Unix("/c".into()))));
         for wrong in [&["--manifests", "a", "--kubeconfig", "b"][..], &["--controller", "http://a:1"], &["--x"]] {
             assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong:?}");
         }

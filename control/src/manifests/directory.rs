@@ -124,6 +124,11 @@ impl Directory {
         self.files.values().all(|file| file.was_read)
     }
 
+    /// Of each file that could not be read last, its path and why.
+    pub fn errors(&self) -> impl Iterator<Item = String> {
+        self.files.iter().filter_map(|(path, file)| Some(format!("{}: {}", path.display(), file.error.as_ref()?)))
+    }
+
     fn list(&self) -> io::Result<BTreeSet<PathBuf>> {
         let mut paths = BTreeSet::new();
         for entry in std::fs::read_dir(&self.path)? {
@@ -141,9 +146,9 @@ impl Directory {
     fn merge(&self, notes: &mut Vec<String>) -> Objects {
         let mut objects = Objects::default();
         let mut owners: BTreeMap<(&'static str, ServiceName), String> = BTreeMap::new();
+        notes.extend(self.errors());
         for (path, file) in &self.files {
             let place = path.display();
-            notes.extend(file.error.iter().map(|error| format!("{place}: {error}")));
             for document in &file.documents {
                 let part = document.place();
                 notes.extend(document.notes.iter().map(|note| format!("{place}: {part}: {note}")));

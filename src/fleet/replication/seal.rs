@@ -2,9 +2,9 @@
 //! the key of the group as its pre-shared key.
 //!
 //! ```text
-//! follower -> teller   offer:  magic, oldest and newest version, identifiers of the keys that it has; e
-//! teller -> follower   answer: magic, version, identifier of the chosen key; e, ee, psk; sealed: version, identity
-//! follower -> teller   introduction, sealed: identity
+//! follower -> sender   offer:  magic, oldest and newest version, identifiers of the keys that it has; e
+//! sender -> follower   answer: magic, version, identifier of the chosen key; e, ee, psk; sealed: version, identity
+//! follower -> sender   introduction, sealed: identity
 //! ```
 //!
 //! The head of the offer is the prologue, so nobody can take a version or a key out of it. The pre-shared key is mixed
@@ -229,7 +229,7 @@ impl Offer {
         Ok(Self { state, bytes })
     }
 
-    /// The session that the teller's answer leads to, with the introduction that proves this side, and who the teller is.
+    /// The session that the sender's answer leads to, with the introduction that proves this side, and who the sender is.
     pub(super) fn accept(
         mut self,
         answer: &[u8],
@@ -249,16 +249,16 @@ impl Offer {
         if sealed.byte()? != version {
             return Err(SealError::Proof);
         }
-        let teller = sealed.identity()?;
+        let sender = sealed.identity()?;
         let session = SealedSession::new(self.state, chosen)?;
         let (mut own, mut bytes) = (Vec::new(), Vec::new());
         put_identity(&mut own, identity);
         session.sealer(Channel::Introduction).seal(&own, &mut bytes)?;
-        Ok((PendingSession { session, bytes }, teller))
+        Ok((PendingSession { session, bytes }, sender))
     }
 }
 
-/// The teller's answer to an offer. The follower has still to introduce itself.
+/// The sender's answer to an offer. The follower has still to introduce itself.
 pub(super) fn answer(offer: &[u8], identity: &Identity, keys: &[GroupKey]) -> Result<PendingSession, SealError> {
     let mut parts = Parts::begin(offer)?;
     // An offer of version 1 continues with another byte.
@@ -447,20 +447,20 @@ mod tests {
     const OLD: GroupKey = GroupKey::new([1; KEY_BYTES]);
     const NEW: GroupKey = GroupKey::new([2; KEY_BYTES]);
 
-    /// The follower's and the teller's session, if all goes well.
-    fn handshake(of_follower: &[GroupKey], of_teller: &[GroupKey]) -> Result<(SealedSession, SealedSession), SealError> {
+    /// The follower's and the sender's session, if all goes well.
+    fn handshake(of_follower: &[GroupKey], of_sender: &[GroupKey]) -> Result<(SealedSession, SealedSession), SealError> {
         let offer = Offer::new(of_follower)?;
         assert!(offer.bytes.len() <= HANDSHAKE_BYTES_MAX);
-        let told = answer(&offer.bytes, &identity(2), of_teller)?;
-        assert!(told.bytes.len() <= HANDSHAKE_BYTES_MAX);
-        let (followed, who) = offer.accept(&told.bytes, &identity(1), of_follower)?;
+        let sending = answer(&offer.bytes, &identity(2), of_sender)?;
+        assert!(sending.bytes.len() <= HANDSHAKE_BYTES_MAX);
+        let (followed, who) = offer.accept(&sending.bytes, &identity(1), of_follower)?;
         assert_eq!(who, identity(2));
-        assert_eq!(told.session.introduced(&followed.bytes, &identity(2))?, identity(1));
-        Ok((followed.session, told.session))
+        assert_eq!(sending.session.introduced(&followed.bytes, &identity(2))?, identity(1));
+        Ok((followed.session, sending.session))
     }
 
     #[test]
-    fn gateways_with_a_common_key_have_a_session_by_the_first_one_that_the_teller_prefers() {
+    fn gateways_with_a_common_key_have_a_session_by_the_first_one_that_the_sender_prefers() {
         let rows = [
             (vec![OLD], vec![OLD], OLD),
             (vec![OLD], vec![NEW, OLD], OLD),
@@ -468,11 +468,11 @@ mod tests {
             (vec![NEW, OLD], vec![NEW], NEW),
             (vec![OLD, NEW], vec![NEW, OLD], NEW),
         ];
-        for (of_follower, of_teller, key) in rows {
-            let (followed, told) = handshake(&of_follower, &of_teller).unwrap();
-            assert_eq!(followed.id(), told.id());
-            assert_eq!([followed.key(), told.key()], [identifier(&key); 2]);
-            let (mut sealer, opener) = (told.datagrams().0, followed.datagrams().1);
+        for (of_follower, of_sender, key) in rows {
+            let (followed, sending) = handshake(&of_follower, &of_sender).unwrap();
+            assert_eq!(followed.id(), sending.id());
+            assert_eq!([followed.key(), sending.key()], [identifier(&key); 2]);
+            let (mut sealer, opener) = (sending.datagrams().0, followed.datagrams().1);
             for counter in 0..3 {
                 let datagram = sealer.datagram(b"news").unwrap();
                 assert_eq!(session_of(&datagram), Some(followed.id()));
@@ -493,13 +493,13 @@ mod tests {
         forged[at..at + IDENTIFIER].copy_from_slice(&identifier(&OLD));
         assert_eq!(offer.accept(&forged, &identity(1), &[OLD, NEW]).unwrap_err(), SealError::Proof);
         // The introduction of another session, by the same key.
-        let told = answer(&Offer::new(&[OLD]).unwrap().bytes, &identity(2), &[OLD]).unwrap();
+        let sending = answer(&Offer::new(&[OLD]).unwrap().bytes, &identity(2), &[OLD]).unwrap();
         let (offer, of_other) = (Offer::new(&[OLD]).unwrap(), identity(1));
         let other = answer(&offer.bytes, &identity(2), &[OLD]).unwrap();
         let replayed = offer.accept(&other.bytes, &of_other, &[OLD]).unwrap().0.bytes;
-        assert_eq!(told.session.introduced(&replayed, &identity(2)).unwrap_err(), SealError::Proof);
+        assert_eq!(sending.session.introduced(&replayed, &identity(2)).unwrap_err(), SealError::Proof);
         // The answer, reflected.
-        assert_eq!(told.session.introduced(&told.bytes, &identity(2)).unwrap_err(), SealError::Proof);
+        assert_eq!(sending.session.introduced(&sending.bytes, &identity(2)).unwrap_err(), SealError::Proof);
     }
 
     #[test]
@@ -519,8 +519,9 @@ mod tests {
     #[test]
     fn names_are_not_sent_in_the_open() {
         let offer = Offer::new(&[OLD]).unwrap();
-        let told = answer(&offer.bytes, &identity(2), &[OLD]).unwrap();
-        let sent = [offer.bytes.clone(), told.bytes.clone(), offer.accept(&told.bytes, &identity(1), &[OLD]).unwrap().0.bytes];
+        let sending = answer(&offer.bytes, &identity(2), &[OLD]).unwrap();
+        let sent =
+            [offer.bytes.clone(), sending.bytes.clone(), offer.accept(&sending.bytes, &identity(1), &[OLD]).unwrap().0.bytes];
         assert!(sent.iter().all(|bytes| !bytes.windows(5).any(|part| part == b"edge-")));
     }
 
@@ -538,10 +539,10 @@ mod tests {
     #[test]
     fn a_gateway_has_no_session_with_itself_another_version_or_another_program() {
         let offer = Offer::new(&[OLD]).unwrap();
-        let told = answer(&offer.bytes, &identity(2), &[OLD]).unwrap();
-        let followed = offer.accept(&told.bytes, &identity(2), &[OLD]).unwrap().0;
+        let sending = answer(&offer.bytes, &identity(2), &[OLD]).unwrap();
+        let followed = offer.accept(&sending.bytes, &identity(2), &[OLD]).unwrap().0;
         let itself = SealError::Itself("edge-2".to_owned());
-        assert_eq!(told.session.introduced(&followed.bytes, &identity(2)).unwrap_err(), itself);
+        assert_eq!(sending.session.introduced(&followed.bytes, &identity(2)).unwrap_err(), itself);
         let offer_of = |oldest: u8| [&MAGIC[..], &[oldest, 9], &[7; 200]].concat();
         for version in [1, 9] {
             assert_eq!(answer(&offer_of(version), &identity(2), &[OLD]).unwrap_err(), SealError::Version(version));
@@ -554,29 +555,29 @@ mod tests {
 
     #[test]
     fn messages_of_another_session_direction_or_channel_do_not_open() {
-        let (followed, told) = handshake(&[OLD], &[OLD]).unwrap();
+        let (followed, sending) = handshake(&[OLD], &[OLD]).unwrap();
         let (other, _) = handshake(&[OLD], &[OLD]).unwrap();
-        let datagram = told.datagrams().0.datagram(b"news").unwrap();
-        for opener in [other.datagrams().1, told.datagrams().1, followed.stream().1, followed.opener(Channel::Introduction)] {
+        let datagram = sending.datagrams().0.datagram(b"news").unwrap();
+        for opener in [other.datagrams().1, sending.datagrams().1, followed.stream().1, followed.opener(Channel::Introduction)] {
             assert_eq!(opener.datagram(&datagram), Err(SealError::Changed));
         }
         // The counter of a datagram reaches no other channel.
         let mut sealed = Vec::new();
         followed.sealer(Channel::Introduction).seal(b"news", &mut sealed).unwrap();
         let counter = (Channel::Introduction.nonce(0) ^ Channel::Datagrams.nonce(0)).to_be_bytes();
-        let crafted = [&told.id()[..], &counter, &sealed].concat();
-        assert_eq!(told.datagrams().1.datagram(&crafted), Err(SealError::Changed));
+        let crafted = [&sending.id()[..], &counter, &sealed].concat();
+        assert_eq!(sending.datagrams().1.datagram(&crafted), Err(SealError::Changed));
     }
 
     #[test]
     fn keys_wear_out_by_messages_and_by_time() {
-        let (_, told) = handshake(&[OLD], &[OLD]).unwrap();
-        let mut sealer = told.datagrams().0;
+        let (_, sending) = handshake(&[OLD], &[OLD]).unwrap();
+        let mut sealer = sending.datagrams().0;
         sealer.counter = MESSAGES_MAX;
         assert_eq!(sealer.datagram(b""), Err(SealError::WornOut));
-        let life = told.ends_at.saturating_duration_since(Instant::now());
+        let life = sending.ends_at.saturating_duration_since(Instant::now());
         assert!(life > LIFE_MIN - Duration::from_secs(60) && life <= LIFE_MIN + LIFE_MORE_MAX, "{life:?}");
-        let over = SealedSession { ends_at: Instant::now(), ..told };
+        let over = SealedSession { ends_at: Instant::now(), ..sending };
         assert_eq!(over.datagrams().0.datagram(b""), Err(SealError::WornOut));
     }
 
@@ -590,8 +591,8 @@ mod tests {
     proptest! {
         #[test]
         fn changed_or_truncated_datagrams_do_not_open(at in 0..200_usize, bit in 0..8_u32, cut in 0..120_usize) {
-            let (followed, told) = handshake(&[OLD], &[OLD]).unwrap();
-            let datagram = told.datagrams().0.datagram(&[7; 64]).unwrap();
+            let (followed, sending) = handshake(&[OLD], &[OLD]).unwrap();
+            let datagram = sending.datagrams().0.datagram(&[7; 64]).unwrap();
             let opener = followed.datagrams().1;
             let mut changed = datagram.clone();
             // The name of the session finds the keys, and is not sealed.
@@ -606,8 +607,8 @@ mod tests {
             let bytes = if is_begun { [&MAGIC[..], &[VERSION], &bytes].concat() } else { bytes };
             prop_assert!(answer(&bytes, &identity(2), &[OLD]).is_err());
             prop_assert!(Offer::new(&[OLD]).unwrap().accept(&bytes, &identity(1), &[OLD]).is_err());
-            let (_, told) = handshake(&[OLD], &[OLD]).unwrap();
-            prop_assert!(told.introduced(&bytes, &identity(2)).is_err());
+            let (_, sending) = handshake(&[OLD], &[OLD]).unwrap();
+            prop_assert!(sending.introduced(&bytes, &identity(2)).is_err());
         }
     }
 }

@@ -153,7 +153,7 @@ async fn a_collector_that_comes_late_gets_templates_first_and_lost_records_are_c
     let late = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = late.local_addr().unwrap();
     drop(late);
-    let mut collector = Collector::new("127.0.0.1".to_owned(), address.port(), 2);
+    let mut collector = Collector::new(HostPort::new("127.0.0.1", address.port()).unwrap(), 2);
     let records = [record(FlowEvent::Start), record(FlowEvent::Interim)];
     // The refusal of one message is told by a later one.
     let (mut lost, mut failure) = (0, None);
