@@ -10,6 +10,7 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::flow::FlowReplication;
 use dataplane::forward::Mailbox;
 use dataplane::{Link, Metered, NoMemory, Observe, Parts, Port, PortIndex, Subscriber, VipOwnership, Worker, WorkerCounters};
+use dpdk_port::DpdkPort;
 use dpdk_sys::Eal;
 
 use super::flow_transfer::FlowTransfer;
@@ -18,7 +19,6 @@ use crate::flow_records::FlowExport;
 use crate::ports::WorkerPorts;
 use crate::settings::Settings;
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
-use dpdk_port::DpdkPort;
 
 /// Why workers did not start.
 #[derive(Debug, thiserror::Error)]
