@@ -5,9 +5,9 @@
 
 use std::sync::{Arc, Mutex as StdMutex};
 
-use objects::scalar::url::ServerUrl;
 use control::controller::Running;
 use control::healthz::systemd;
+use objects::scalar::url::ServerUrl;
 use proto::v1::question::Query;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -218,6 +218,7 @@ impl Wiring<'_> {
         FlowReplicator {
             gateway: self.settings.name.clone(),
             settings,
+            keys: self.sources.reload.fleet_keys(),
             groups: self.settings.election.groups,
             first_vrid: self.settings.election.first_vrid,
             exchange: Arc::clone(&self.outlets.exchange),

@@ -10,13 +10,13 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::flow::FlowReplication;
 use dataplane::forward::Mailbox;
 use dataplane::{Link, Metered, NoMemory, Observe, Parts, Port, PortIndex, Subscriber, VipOwnership, Worker, WorkerCounters};
+use dpdk_port::DpdkPort;
 use dpdk_sys::Eal;
 
 use super::flow_transfer::FlowTransfer;
 use crate::fleet::replication::ReplicaExchange;
 use crate::flow_records::FlowExport;
 use crate::ports::WorkerPorts;
-use dpdk_port::DpdkPort;
 use crate::settings::Settings;
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
 

@@ -14,7 +14,7 @@ use control::config::Invalid;
 use control::config::settings::ControllerSettings;
 use control::healthz::systemd::Reloading;
 use dataplane::Tunables;
-use proto::GatewayProfile;
+use proto::{GatewayProfile, GroupKey};
 use tokio::sync::watch;
 
 use crate::agent::watch::send_if_changed;
@@ -29,6 +29,7 @@ pub struct Reload {
     controller: watch::Sender<Option<ControllerSettings>>,
     tunables: watch::Sender<Tunables>,
     profile: watch::Sender<GatewayProfile>,
+    fleet_keys: watch::Sender<Vec<GroupKey>>,
     reloads: watch::Sender<u64>,
 }
 
@@ -66,8 +67,8 @@ impl Reload {
         let controller = watch::Sender::new(embedded(&settings).cloned());
         let tunables = watch::Sender::new(settings.tunables());
         let profile = watch::Sender::new(settings.profile.clone());
-        let reloads = watch::Sender::new(0);
-        Self { file, choice, running: Mutex::new(settings), controller, tunables, profile, reloads }
+        let (fleet_keys, reloads) = (watch::Sender::new(settings.fleet_keys()), watch::Sender::new(0));
+        Self { file, choice, running: Mutex::new(settings), controller, tunables, profile, fleet_keys, reloads }
     }
 
     /// The engine's part of the settings as it changes.
@@ -80,6 +81,12 @@ impl Reload {
     #[must_use]
     pub fn profile(&self) -> watch::Receiver<GatewayProfile> {
         self.profile.subscribe()
+    }
+
+    /// The keys of `fleet.key` as they change, the preferred one first; none without such a file.
+    #[must_use]
+    pub fn fleet_keys(&self) -> watch::Receiver<Vec<GroupKey>> {
+        self.fleet_keys.subscribe()
     }
 
     /// The embedded controller's settings as they change; none with a remote controller.
@@ -120,7 +127,12 @@ impl Reload {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let next = running.reloaded(&new);
         let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect::<Vec<_>>();
-        let applied = owned(next.key_values().differing(&running.key_values()));
+        let mut applied = owned(next.key_values().differing(&running.key_values()));
+        // What is printed is the name of the file, and only it can change.
+        applied.retain(|key| key != "fleet");
+        if next.replication != running.replication {
+            applied.push("fleet.key".to_owned());
+        }
         let mut at_next_start = owned(new.key_values().differing(&next.key_values()));
         // The rest of the key is in effect.
         let flows = at_next_start.iter_mut().filter(|key| *key == "flows");
@@ -130,6 +142,7 @@ impl Reload {
         }
         send_if_changed(&self.tunables, next.tunables());
         send_if_changed(&self.profile, next.profile.clone());
+        send_if_changed(&self.fleet_keys, next.fleet_keys());
         send_if_changed(&self.controller, embedded(&next).cloned());
         self.reloads.send_modify(|reloads| *reloads += 1);
         *running = next;
@@ -147,8 +160,12 @@ fn embedded(settings: &Settings) -> Option<&ControllerSettings> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::fs;
+    use std::fs::{self, Permissions};
     use std::net::IpAddr;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
 
     use super::*;
 
@@ -269,6 +286,41 @@ pub(crate) mod tests {
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
         let used: Vec<_> = reload.tunables().borrow().snat.iter().map(ToString::to_string).collect();
         assert_eq!(used, [addresses(3), vec!["fd00::1".to_owned()]].concat(), "the old ones first, the rest at the next start");
+    }
+
+    #[test]
+    fn the_keys_of_a_fleet_change_and_its_other_keys_wait_for_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, key_file) = (dir.path().join("sluice.yaml"), dir.path().join("fleet.key"));
+        let write_keys = |keys: &[u8]| {
+            let lines: String = keys.iter().map(|key| format!("{}\n", STANDARD.encode([*key; 32]))).collect();
+            fs::write(&key_file, lines).unwrap();
+            fs::set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
+        };
+        let write = |partners: &str| {
+            let more = format!(
+                "snat: {{addresses: [192.0.2.3]}}\nannounce: {{election: keepalived, groups: 1}}\n\
+                 fleet: {{listen: 192.0.2.2:9437, key: fleet.key, partners: [{partners}]}}\n"
+            );
+            fs::write(&file, format!("{BASE}{more}")).unwrap();
+        };
+        write_keys(&[1]);
+        write("'192.0.2.4:9437'");
+        let settings = Settings::read(&file, &SourceChoice::File).unwrap();
+        let reload = Reload::new(file.clone(), SourceChoice::File, settings);
+        let fleet_keys = reload.fleet_keys();
+        assert_eq!(reload.reload().unwrap(), Reloaded::default());
+        write_keys(&[2, 1]);
+        let reloaded = reload.reload().unwrap();
+        assert_eq!((reloaded.applied, reloaded.at_next_start), (keys(&["fleet.key"]), keys(&[])));
+        assert_eq!(*fleet_keys.borrow(), [2, 1].map(|key| GroupKey::new([key; 32])));
+        write_keys(&[2]);
+        write("'192.0.2.5:9437'");
+        let reloaded = reload.reload().unwrap();
+        assert_eq!((reloaded.applied, reloaded.at_next_start), (keys(&["fleet.key"]), keys(&["fleet"])));
+        write_keys(&[2, 2]);
+        assert!(reload.reload().unwrap_err().to_string().contains("whose two lines are the same key"));
+        assert_eq!(*fleet_keys.borrow(), [GroupKey::new([2; 32])], "an invalid file changes nothing");
     }
 
     #[test]
