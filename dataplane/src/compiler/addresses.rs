@@ -21,7 +21,7 @@ use crate::wire::{Address, TableHash};
 /// The roles of the addresses of one family.
 pub(super) fn roles<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> AddressRoles<A> {
     let mut exact: HashMap<A, AddressRole, TableHash> = HashMap::default();
-    let mut put = |address: IpAddr, place| A::from_ip(address).map(|address| exact.insert(address, place));
+    let mut put = |address: IpAddr, role| A::from_ip(address).map(|address| exact.insert(address, role));
     // Broadcast addresses first, since a VIP may be one: in a network of its own (a routed pool) it is an ordinary
     // address.
     for address in prefixes(config, network).flat_map(|(_, nets)| nets).filter_map(directed_broadcast) {

@@ -169,8 +169,8 @@ impl Exit {
     #[inline(never)]
     fn write_tags(&self, frame: &mut [u8]) {
         let tags = self.link_bytes().saturating_sub(Ethernet::BYTES.into()).min(self.tags.len());
-        if let Some(place) = frame.get_mut(12..12 + tags) {
-            place.copy_from_slice(&self.tags[..tags]);
+        if let Some(bytes) = frame.get_mut(12..12 + tags) {
+            bytes.copy_from_slice(&self.tags[..tags]);
         }
     }
 }
