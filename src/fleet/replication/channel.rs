@@ -58,7 +58,7 @@ pub(super) enum SessionError {
     Changed,
 }
 
-/// Why the teller refuses, in place of an answer.
+/// Why the sender refuses, in place of an answer.
 const REFUSED_KEY: u8 = 0;
 const REFUSED_ITSELF: u8 = 1;
 
@@ -83,7 +83,7 @@ fn check_agreement(own: &Identity, partner: &Identity, groups: u8) -> Result<(),
     if own.agreement == partner.agreement { Ok(()) } else { Err(SessionError::Disagrees(partner.name.clone(), groups)) }
 }
 
-/// The follower's handshake. Returns the session, and who the teller is. It proves itself before it judges what the teller
+/// The follower's handshake. Returns the session, and who the sender is. It proves itself before it judges what the sender
 /// has, so both sides name the same cause.
 pub(super) async fn follow(
     stream: &mut TcpStream,
@@ -100,15 +100,15 @@ pub(super) async fn follow(
             [REFUSED_ITSELF] => return Err(SealError::Itself(identity.name.clone()).into()),
             _ => {}
         }
-        let (session, teller) = seal::accept(&offer, &answer, identity, keys)?;
+        let (session, sender) = seal::accept(&offer, &answer, identity, keys)?;
         stream.write_all(&session.proof(SessionSide::PartnerFollower)).await?;
-        check_agreement(identity, &teller, groups)?;
-        Ok((session, teller))
+        check_agreement(identity, &sender, groups)?;
+        Ok((session, sender))
     };
     timeout(HANDSHAKE_MAX, handshake).await.unwrap_or(Err(SessionError::Slow))
 }
 
-/// The teller's handshake. Returns the session, and who the follower is.
+/// The sender's handshake. Returns the session, and who the follower is.
 pub(super) async fn tell(
     stream: &mut TcpStream,
     identity: &Identity,
@@ -196,20 +196,20 @@ mod tests {
         Identity { name: format!("edge-{n}"), address, process: [n; 8], agreement: [7; 32] }
     }
 
-    async fn both(of_follower: u8, of_teller: u8) -> (Result<Identity, SessionError>, Result<Identity, SessionError>) {
-        both_of(identity(1), of_follower, of_teller).await
+    async fn both(of_follower: u8, of_sender: u8) -> (Result<Identity, SessionError>, Result<Identity, SessionError>) {
+        both_of(identity(1), of_follower, of_sender).await
     }
 
     async fn both_of(
         one: Identity,
         of_follower: u8,
-        of_teller: u8,
+        of_sender: u8,
     ) -> (Result<Identity, SessionError>, Result<Identity, SessionError>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let follower = async {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            let (session, teller) = follow(&mut stream, &one, &[GroupKey::new([of_follower; 32])], 2).await?;
+            let (session, sender) = follow(&mut stream, &one, &[GroupKey::new([of_follower; 32])], 2).await?;
             let (read_half, _write_half) = stream.into_split();
             let (messages, mut read_messages) = mpsc::channel(1);
             let reading = tokio::spawn(read(read_half, session.stream(SessionSide::PartnerFollower).1, messages));
@@ -217,11 +217,11 @@ mod tests {
             assert_eq!(read_messages.recv().await.unwrap(), b"first");
             assert_eq!(read_messages.recv().await.unwrap(), b"second");
             assert!(matches!(reading.await.unwrap(), Err(SessionError::Closed)));
-            Ok(teller)
+            Ok(sender)
         };
-        let teller = async {
+        let sender = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let (session, follower) = tell(&mut stream, &identity(2), &[GroupKey::new([of_teller; 32])], 2).await?;
+            let (session, follower) = tell(&mut stream, &identity(2), &[GroupKey::new([of_sender; 32])], 2).await?;
             let (_read_half, write_half) = stream.into_split();
             let (messages, written) = mpsc::channel(2);
             messages.send(b"first".to_vec()).await.unwrap();
@@ -229,22 +229,22 @@ mod tests {
             let (urgent, repaired) = mpsc::channel(1);
             urgent.send(b"urgent".to_vec()).await.unwrap();
             drop((messages, urgent));
-            write(write_half, session.stream(SessionSide::Teller).0, repaired, written).await?;
+            write(write_half, session.stream(SessionSide::Sender).0, repaired, written).await?;
             Ok(follower)
         };
-        tokio::join!(follower, teller)
+        tokio::join!(follower, sender)
     }
 
     #[tokio::test]
     async fn gateways_with_the_same_key_exchange_messages() {
-        let (teller, follower) = both(7, 7).await;
-        assert_eq!((teller.unwrap(), follower.unwrap()), (identity(2), identity(1)));
+        let (sender, follower) = both(7, 7).await;
+        assert_eq!((sender.unwrap(), follower.unwrap()), (identity(2), identity(1)));
     }
 
     #[tokio::test]
     async fn a_partner_with_other_groups_or_snat_addresses_is_named_on_both_sides() {
-        let (of_follower, of_teller) = both_of(Identity { agreement: [8; 32], ..identity(1) }, 7, 7).await;
-        for (error, partner) in [(of_follower.unwrap_err(), "edge-2"), (of_teller.unwrap_err(), "edge-1")] {
+        let (of_follower, of_sender) = both_of(Identity { agreement: [8; 32], ..identity(1) }, 7, 7).await;
+        for (error, partner) in [(of_follower.unwrap_err(), "edge-2"), (of_sender.unwrap_err(), "edge-1")] {
             let expected = format!(
                 "partner {partner} has other values of `announce.groups`, `announce.firstVrid` or the first 2 of `snat.addresses`"
             );
@@ -254,10 +254,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_wrong_key_is_named_on_both_sides() {
-        let (of_follower, of_teller) = both(7, 8).await;
-        let (of_follower, of_teller) = (of_follower.unwrap_err().to_string(), of_teller.unwrap_err().to_string());
+        let (of_follower, of_sender) = both(7, 8).await;
+        let (of_follower, of_sender) = (of_follower.unwrap_err().to_string(), of_sender.unwrap_err().to_string());
         assert!(of_follower.contains("it refused: it has another key"), "{of_follower}");
-        assert!(of_teller.contains("it has another key; give all gateways"), "{of_teller}");
+        assert!(of_sender.contains("it has another key; give all gateways"), "{of_sender}");
     }
 
     #[tokio::test]

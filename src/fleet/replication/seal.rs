@@ -1,11 +1,11 @@
 //! The handshake and the sealing of a session.
 //!
-//! The follower offers, the teller answers, both prove that they have the key of the group:
+//! The follower offers, the sender answers, both prove that they have the key of the group:
 //!
 //! ```text
-//! follower -> teller   offer:  magic, version, nonce, identity, identifiers of the keys that it has
-//! teller -> follower   answer: magic, version, nonce, identity, identifier of the chosen key; proof
-//! follower -> teller   proof
+//! follower -> sender   offer:  magic, version, nonce, identity, identifiers of the keys that it has
+//! sender -> follower   answer: magic, version, nonce, identity, identifier of the chosen key; proof
+//! follower -> sender   proof
 //! ```
 //!
 //! The keys of a session come from the group's key by HKDF-SHA256 (RFC 5869), with the hash of offer and answer as salt:
@@ -172,7 +172,7 @@ pub(super) fn offer(identity: &Identity, keys: &[GroupKey]) -> Result<Vec<u8>, S
     Ok(bytes)
 }
 
-/// The teller's answer to an offer, with its proof; the session, and who the follower is if it proves it.
+/// The sender's answer to an offer, with its proof; the session, and who the follower is if it proves it.
 pub(super) fn answer(
     offer: &[u8],
     identity: &Identity,
@@ -190,11 +190,11 @@ pub(super) fn answer(
     put_identity(&mut answer, identity);
     answer.extend(identifier(key));
     let session = SealedSession::new(key, offer, &answer);
-    answer.extend(session.proof(SessionSide::Teller));
+    answer.extend(session.proof(SessionSide::Sender));
     Ok((answer, session, follower))
 }
 
-/// The session that an answer to our offer leads to, and who the teller is.
+/// The session that an answer to our offer leads to, and who the sender is.
 pub(super) fn accept(
     offer: &[u8],
     answer: &[u8],
@@ -203,23 +203,23 @@ pub(super) fn accept(
 ) -> Result<(SealedSession, Identity), SealError> {
     let mut parts = Parts::begin(answer)?;
     parts.take(NONCE)?;
-    let teller = parts.identity()?;
+    let sender = parts.identity()?;
     let chosen = parts.take(IDENTIFIER)?;
     let (signed, proof) = answer.split_at(answer.len() - parts.0.len());
-    if teller.name == identity.name {
-        return Err(SealError::Itself(teller.name));
+    if sender.name == identity.name {
+        return Err(SealError::Itself(sender.name));
     }
     let key = keys.iter().take(KEYS_MAX).find(|key| identifier(key) == chosen).ok_or(SealError::Key)?;
     let session = SealedSession::new(key, offer, signed);
-    session.check(SessionSide::Teller, proof)?;
-    Ok((session, teller))
+    session.check(SessionSide::Sender, proof)?;
+    Ok((session, sender))
 }
 
 /// A side of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SessionSide {
     /// Owns flows.
-    Teller,
+    Sender,
     /// Keeps them.
     PartnerFollower,
 }
@@ -242,7 +242,7 @@ impl SealedSession {
     }
 
     fn proof_key(&self, side: SessionSide) -> hmac::Key {
-        let label: &[u8] = if side == SessionSide::Teller { b"proof of the teller" } else { b"proof of the follower" };
+        let label: &[u8] = if side == SessionSide::Sender { b"proof of the teller" } else { b"proof of the follower" };
         hmac::Key::new(hmac::HMAC_SHA256, &expand(&self.prk, label))
     }
 
@@ -275,8 +275,8 @@ impl SealedSession {
         self.both(side, b"udp of the teller", b"udp of the follower")
     }
 
-    fn both(&self, side: SessionSide, teller: &[u8], follower: &[u8]) -> (Sealer, Opener) {
-        let (own, other) = if side == SessionSide::Teller { (teller, follower) } else { (follower, teller) };
+    fn both(&self, side: SessionSide, sender: &[u8], follower: &[u8]) -> (Sealer, Opener) {
+        let (own, other) = if side == SessionSide::Sender { (sender, follower) } else { (follower, sender) };
         (Sealer { key: self.aead(own), counter: 0 }, Opener { key: self.aead(other) })
     }
 
@@ -373,29 +373,29 @@ mod tests {
     const OLD: GroupKey = GroupKey::new([1; KEY_BYTES]);
     const NEW: GroupKey = GroupKey::new([2; KEY_BYTES]);
 
-    /// The follower's and the teller's session, if all goes well.
-    fn handshake(of_follower: &[GroupKey], of_teller: &[GroupKey]) -> Result<(SealedSession, SealedSession), SealError> {
+    /// The follower's and the sender's session, if all goes well.
+    fn handshake(of_follower: &[GroupKey], of_sender: &[GroupKey]) -> Result<(SealedSession, SealedSession), SealError> {
         let offer = offer(&identity(1), of_follower)?;
-        let (bytes, told, who) = answer(&offer, &identity(2), of_teller)?;
+        let (bytes, sending, who) = answer(&offer, &identity(2), of_sender)?;
         assert_eq!(who, identity(1));
         assert!(bytes.len().max(offer.len()) <= HANDSHAKE_BYTES_MAX);
         let (followed, who) = accept(&offer, &bytes, &identity(1), of_follower)?;
         assert_eq!(who, identity(2));
-        told.check(SessionSide::PartnerFollower, &followed.proof(SessionSide::PartnerFollower))?;
-        Ok((followed, told))
+        sending.check(SessionSide::PartnerFollower, &followed.proof(SessionSide::PartnerFollower))?;
+        Ok((followed, sending))
     }
 
     #[test]
     fn gateways_with_a_common_key_have_a_session_whatever_else_they_have() {
         let rows =
             [(vec![OLD], vec![OLD]), (vec![OLD], vec![NEW, OLD]), (vec![NEW, OLD], vec![OLD]), (vec![NEW, OLD], vec![NEW])];
-        for (of_follower, of_teller) in rows {
-            let (followed, told) = handshake(&of_follower, &of_teller).unwrap();
-            assert_eq!(followed.id(), told.id());
+        for (of_follower, of_sender) in rows {
+            let (followed, sending) = handshake(&of_follower, &of_sender).unwrap();
+            assert_eq!(followed.id(), sending.id());
             let (mut sealer, opener) =
-                (told.datagrams(SessionSide::Teller).0, followed.datagrams(SessionSide::PartnerFollower).1);
+                (sending.datagrams(SessionSide::Sender).0, followed.datagrams(SessionSide::PartnerFollower).1);
             for counter in 0..3 {
-                let mut datagram = sealer.datagram(told.id(), b"news".to_vec()).unwrap();
+                let mut datagram = sealer.datagram(sending.id(), b"news".to_vec()).unwrap();
                 assert_eq!(session_of(&datagram), Some(followed.id()));
                 assert_eq!(datagram.len(), DATAGRAM_HEAD + 4 + TAG);
                 assert_eq!(opener.datagram(&mut datagram), Ok((counter, &b"news"[..])));
@@ -417,15 +417,15 @@ mod tests {
         let at = forged.len() - PROOF - IDENTIFIER - 1;
         forged[at] ^= 1;
         assert_eq!(accept(&offer, &forged, &identity(1), &[OLD]).unwrap_err(), SealError::Proof, "another agreement");
-        let (_, told, _) = answer(&offer, &identity(2), &[OLD]).unwrap();
+        let (_, sending, _) = answer(&offer, &identity(2), &[OLD]).unwrap();
         let other = handshake(&[OLD], &[OLD]).unwrap().0;
         assert_eq!(
-            told.check(SessionSide::PartnerFollower, &other.proof(SessionSide::PartnerFollower)),
+            sending.check(SessionSide::PartnerFollower, &other.proof(SessionSide::PartnerFollower)),
             Err(SealError::Proof),
             "of another session"
         );
         assert_eq!(
-            told.check(SessionSide::PartnerFollower, &told.proof(SessionSide::Teller)),
+            sending.check(SessionSide::PartnerFollower, &sending.proof(SessionSide::Sender)),
             Err(SealError::Proof),
             "reflected"
         );
@@ -443,14 +443,14 @@ mod tests {
 
     #[test]
     fn messages_of_another_session_direction_or_way_do_not_open() {
-        let (_, told) = handshake(&[OLD], &[OLD]).unwrap();
+        let (_, sending) = handshake(&[OLD], &[OLD]).unwrap();
         let (other, _) = handshake(&[OLD], &[OLD]).unwrap();
-        let mut sealer = told.datagrams(SessionSide::Teller).0;
-        let datagram = sealer.datagram(told.id(), b"news".to_vec()).unwrap();
+        let mut sealer = sending.datagrams(SessionSide::Sender).0;
+        let datagram = sealer.datagram(sending.id(), b"news".to_vec()).unwrap();
         let openers = [
             other.datagrams(SessionSide::PartnerFollower).1,
-            told.datagrams(SessionSide::Teller).1,
-            told.stream(SessionSide::PartnerFollower).1,
+            sending.datagrams(SessionSide::Sender).1,
+            sending.stream(SessionSide::PartnerFollower).1,
         ];
         for opener in openers {
             assert_eq!(opener.datagram(&mut datagram.clone()), Err(SealError::Changed));
@@ -459,10 +459,10 @@ mod tests {
 
     #[test]
     fn keys_wear_out() {
-        let (_, told) = handshake(&[OLD], &[OLD]).unwrap();
-        let mut sealer = told.datagrams(SessionSide::Teller).0;
+        let (_, sending) = handshake(&[OLD], &[OLD]).unwrap();
+        let mut sealer = sending.datagrams(SessionSide::Sender).0;
         sealer.counter = MESSAGES_MAX;
-        assert_eq!(sealer.datagram(told.id(), Vec::new()), Err(SealError::WornOut));
+        assert_eq!(sealer.datagram(sending.id(), Vec::new()), Err(SealError::WornOut));
     }
 
     #[test]
@@ -475,8 +475,8 @@ mod tests {
     proptest! {
         #[test]
         fn changed_or_truncated_datagrams_do_not_open(at in 0..200_usize, bit in 0..8_u32, cut in 0..120_usize) {
-            let (followed, told) = handshake(&[OLD], &[OLD]).unwrap();
-            let datagram = told.datagrams(SessionSide::Teller).0.datagram(told.id(), vec![7; 64]).unwrap();
+            let (followed, sending) = handshake(&[OLD], &[OLD]).unwrap();
+            let datagram = sending.datagrams(SessionSide::Sender).0.datagram(sending.id(), vec![7; 64]).unwrap();
             let opener = followed.datagrams(SessionSide::PartnerFollower).1;
             let mut changed = datagram.clone();
             let at = at % changed.len();

@@ -581,7 +581,8 @@ fn usage_figures_count_available_addresses() {
     lab.assign(&[claim("a", 1), claim("b", 2)]);
     lab.assign(&[claim("a", 1)]);
     let figures = |lab: &Lab| -> Vec<(u128, u128, u128)> {
-        let uses = lab.all.account(&lab.pools, &lab.forbidden);
+        let rules = Rules { pools: &lab.pools, forbidden: &lab.forbidden, reached: None, absent: &[], now: lab.now };
+        let uses = lab.all.clone().account(rules);
         uses.iter().flat_map(|one| &one.families).map(|(_, one)| (one.total, one.used, one.available)).collect()
     };
     // One is held and one belongs to the gateway. The one reserved for b counts as available.

@@ -1,4 +1,4 @@
-//! The teller's side of a session: sends a copy, then news, to one follower.
+//! The sender's side of a session: sends a copy, then news, to one follower.
 //!
 //! **Invariant:** one batch is sealed once by UDP; what a follower misses is sent again by TCP, which loses nothing. Not
 //! here: which flows are copied (`copy`).
@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::channel::{self, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::copy::{self, LastCopy};
-use super::hub::{FollowerStanding, Hub};
+use super::hub::{FollowerProgress, Hub};
 use super::message::PartnerMessage;
 use super::seal::{Identity, Opener, SealedSession, Sealer, SessionId, SessionSide};
 
@@ -33,12 +33,12 @@ const BEHIND_MAX: Duration = Duration::from_secs(2);
 /// Batches that are sent before the session looks at what arrives.
 const BATCHES_AT_ONCE: u64 = 256;
 
-/// Takes the follower out of the standings when the session ends.
-struct Told<'a>(&'a Hub, SocketAddr);
+/// Marks the partner as no follower when the session ends.
+struct FollowerGuard<'a>(&'a Hub, SocketAddr);
 
-impl Drop for Told<'_> {
+impl Drop for FollowerGuard<'_> {
     fn drop(&mut self) {
-        self.0.stand(self.1, |standing| (standing.follows, standing.left_at) = (None, Some(std::time::Instant::now())));
+        self.0.update_partner(self.1, |state| (state.follows, state.left_at) = (None, Some(std::time::Instant::now())));
     }
 }
 
@@ -70,12 +70,12 @@ pub(super) async fn greet(hub: &Hub, mut stream: TcpStream) -> Result<Greeting, 
 pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallible, SessionError> {
     let Greeting { stream, session, own: identity, follower: who } = greeting;
     let first = hub.sent().next();
-    let follower = FollowerStanding { is_in_sync: false, acknowledged: first };
-    hub.stand(who.address, |standing| (standing.name, standing.follows) = (Some(who.name.clone()), Some(follower)));
-    let _told = Told(&hub, who.address);
+    let follower = FollowerProgress { is_in_sync: false, acknowledged: first };
+    hub.update_partner(who.address, |state| (state.name, state.follows) = (Some(who.name.clone()), Some(follower)));
+    let _guard = FollowerGuard(&hub, who.address);
     tracing::info!(gateway = who.name, address = %who.address, "a partner follows the flows of this gateway");
     let mut registered = hub.register(session.id());
-    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(SessionSide::Teller), session.datagrams(SessionSide::Teller));
+    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(SessionSide::Sender), session.datagrams(SessionSide::Sender));
     let (read_half, write_half) = stream.into_split();
     let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
     let (repairs, repaired) = mpsc::channel(REPAIRS_WAITING_MAX);
@@ -86,7 +86,7 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
     tasks.spawn(channel::write(write_half, sealer, repaired, written));
     tasks.spawn(channel::read(read_half, opener, reads));
     tasks.spawn(copy::run(Arc::clone(&hub), messages, begun.subscribe(), first, copied));
-    let mut teller = Teller {
+    let mut sender = FlowSender {
         hub: &hub,
         id: session.id(),
         to: who.address,
@@ -109,16 +109,16 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
     loop {
         tokio::select! {
             ended = tasks.join_next() => return Err(reason(ended)),
-            Some(datagram) = registered.datagrams.recv() => teller.take_datagram(datagram),
-            Some(message) = read.recv() => teller.repair(&message)?,
+            Some(datagram) = registered.datagrams.recv() => sender.take_datagram(datagram),
+            Some(message) = read.recv() => sender.repair(&message)?,
             _ = heartbeat.tick() => {
                 if hub.identity() != identity {
                     return Err(SessionError::Changed);
                 }
-                teller.heartbeat().await?;
+                sender.heartbeat().await?;
             }
-            Ok(()) = head.changed() => is_behind = teller.send_news().await?,
-            () = yield_now(), if is_behind => is_behind = teller.send_news().await?,
+            Ok(()) = head.changed() => is_behind = sender.send_news().await?,
+            () = yield_now(), if is_behind => is_behind = sender.send_news().await?,
         }
     }
 }
@@ -132,7 +132,7 @@ pub(super) fn reason(ended: Option<Result<Result<(), SessionError>, tokio::task:
     }
 }
 
-struct Teller<'a> {
+struct FlowSender<'a> {
     hub: &'a Hub,
     id: SessionId,
     to: SocketAddr,
@@ -177,7 +177,7 @@ impl FollowerSync {
     }
 }
 
-impl Teller<'_> {
+impl FlowSender<'_> {
     async fn send(&mut self, message: PartnerMessage<'_>) -> Result<(), SessionError> {
         let datagram = self.by_udp.datagram(self.id, message.encode())?;
         // What the kernel refuses is lost like any other datagram; a partner that is gone is noticed by its silence.
@@ -205,16 +205,16 @@ impl Teller<'_> {
         if self.heard.elapsed() > SILENCE_MAX {
             return Err(SessionError::Silent);
         }
-        self.stand();
+        self.publish_progress();
         self.send(PartnerMessage::Heartbeat(self.next)).await
     }
 
-    /// Publishes how the follower stands.
-    fn stand(&mut self) {
+    /// Publishes the progress of the follower.
+    fn publish_progress(&mut self) {
         let lag = self.hub.lag(self.acknowledged);
         let is_in_sync = self.sync.note(self.copied, self.hub.owned().owned, lag, Instant::now());
-        let follower = FollowerStanding { is_in_sync, acknowledged: self.acknowledged };
-        self.hub.stand(self.to, |standing| standing.follows = Some(follower));
+        let follower = FollowerProgress { is_in_sync, acknowledged: self.acknowledged };
+        self.hub.update_partner(self.to, |state| state.follows = Some(follower));
     }
 
     /// Takes an acknowledgement; an old one changes nothing.
@@ -236,7 +236,7 @@ impl Teller<'_> {
         if copy.number > 0 && complete >= copy.number {
             self.copied = Some(copy.owned);
         }
-        self.stand();
+        self.publish_progress();
     }
 
     /// Sends again by TCP what the follower misses, as far as there is room. It never waits: heartbeats go on.

@@ -1,10 +1,12 @@
-//! The flows of a gateway on their way from the process before, and to the next one.
+//! Transfer of the flows of a gateway from the process before, and to the next one.
 //!
 //! Invariant: a state on disk is used like one from a controller only if the process that has just ended had it from a
 //! controller itself. A chain of restarts without a controller does not make an old state current. Flows of the process
 //! before are put back to disk if not every worker has restored its own.
 //!
 //! Not here: the file (`flow_file`), and what workers save and restore (`dataplane`).
+
+mod flow_file;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,18 +15,18 @@ use dataplane::SavedFlows;
 use proto::{GatewayState, Origin};
 use tokio::task::JoinHandle;
 
-use super::flow_file::{self, FlowFile};
 use crate::agent::persist::StateFile;
 use crate::agent::persist::directories::StateDirs;
 use crate::agent::persist::sealed::Moment;
 use crate::worker_threads::Worker;
+pub(super) use flow_file::{FLOWS, FlowFile};
 
 /// The last process has just ended if flows were saved at most this long ago.
 const RESTART_WITHIN: Duration = Duration::from_secs(30);
 
-/// The flows on their way from the process before, and to the next.
+/// The flows of the process before, and those for the next one.
 #[derive(Debug)]
-pub(super) struct FlowPassing {
+pub(super) struct FlowTransfer {
     dirs: StateDirs,
     seed: u64,
     /// Flows of the process before, until all workers have restored them.
@@ -35,7 +37,7 @@ pub(super) struct FlowPassing {
     pub(super) saved: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-impl FlowPassing {
+impl FlowTransfer {
     /// For a gateway with these directories, seed and number of workers, after a process that left `flows`.
     pub(super) fn new(dirs: StateDirs, seed: u64, workers: usize, flows: Option<Arc<SavedFlows>>) -> Self {
         Self { dirs, seed, waiting: Arc::new(Mutex::new(flows)), workers, saved: Arc::default() }
@@ -77,7 +79,7 @@ impl FlowPassing {
 
     /// Stops the workers and writes their flows to disk for the next process. `is_confirmed`: the state on disk is from a
     /// controller that sent it to this process.
-    pub(super) fn pass(&self, workers: Vec<Worker>, is_confirmed: bool) {
+    pub(super) fn save(&self, workers: Vec<Worker>, is_confirmed: bool) {
         let start = Instant::now();
         let file = FlowFile::new(self.dirs.clone());
         Worker::stop_all(workers);
@@ -110,19 +112,27 @@ pub(super) fn is_restart(flows: Option<&SavedFlows>) -> bool {
     flows.is_some_and(|flows| Duration::from_nanos(flows.age_ns()) <= RESTART_WITHIN)
 }
 
-/// What the gateway knows before a controller is connected, after a process that left these flows, and whether it is
-/// drained.
-pub(super) fn known_at_start(file: &StateFile, max_age: Duration, flows: Option<&SavedFlows>) -> (Option<GatewayState>, bool) {
-    let saved = file.known_at_start(Moment::now(), max_age);
+/// What the gateway begins with before a controller is connected.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FirstState {
+    /// The state, if there is one.
+    pub(super) state: Option<GatewayState>,
+    /// Whether the gateway is drained.
+    pub(super) draining: bool,
+}
+
+/// The state on disk, after a process that left these flows.
+pub(super) fn first_state(file: &StateFile, max_age: Duration, flows: Option<&SavedFlows>) -> FirstState {
+    let saved = file.load_at_start(Moment::now(), max_age);
     let draining = saved.as_ref().is_some_and(|saved| saved.draining);
-    (saved.map(|saved| known_after(flows, saved.known)), draining)
+    FirstState { state: saved.map(|saved| state_after(flows, saved.state)), draining }
 }
 
 /// The state on disk after a process that left these flows.
-fn known_after(flows: Option<&SavedFlows>, known: GatewayState) -> GatewayState {
+fn state_after(flows: Option<&SavedFlows>, state: GatewayState) -> GatewayState {
     let is_current = is_restart(flows) && flows.is_some_and(SavedFlows::is_confirmed);
-    let origin = if is_current && known.origin == Origin::Disk { Origin::LastProcess } else { known.origin };
-    GatewayState { origin, ..known }
+    let origin = if is_current && state.origin == Origin::Disk { Origin::LastProcess } else { state.origin };
+    GatewayState { origin, ..state }
 }
 
 #[cfg(test)]
@@ -146,23 +156,23 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let flows = flows(true, RESTART_WITHIN);
             let bytes = flows.bytes().to_vec();
-            let passing = FlowPassing::new(StateDirs::with_runtime(dir.path(), None), 7, 2, Some(Arc::new(flows)));
+            let transfer = FlowTransfer::new(StateDirs::with_runtime(dir.path(), None), 7, 2, Some(Arc::new(flows)));
             if start_failed {
-                passing.put_back();
+                transfer.put_back();
             } else {
-                passing.pass(Vec::new(), false);
+                transfer.save(Vec::new(), false);
             }
             assert_eq!(std::fs::read(dir.path().join("flows")).unwrap(), bytes);
         }
         let dir = tempfile::tempdir().unwrap();
-        FlowPassing::new(StateDirs::with_runtime(dir.path(), None), 7, 2, None).put_back();
+        FlowTransfer::new(StateDirs::with_runtime(dir.path(), None), 7, 2, None).put_back();
         assert!(!dir.path().join("flows").exists());
     }
 
     #[test]
     fn a_state_on_disk_is_current_only_after_a_process_that_had_it_from_a_controller_and_has_just_ended() {
         let origin =
-            |flows: Option<&SavedFlows>, origin| known_after(flows, GatewayState { state: Arc::default(), origin }).origin;
+            |flows: Option<&SavedFlows>, origin| state_after(flows, GatewayState { state: Arc::default(), origin }).origin;
         let (just_ended, later) = (RESTART_WITHIN, RESTART_WITHIN + Duration::from_secs(1));
         assert_eq!(origin(Some(&flows(true, just_ended)), Origin::Disk), Origin::LastProcess);
         assert_eq!(origin(Some(&flows(true, just_ended)), Origin::Expired), Origin::Expired);
