@@ -79,8 +79,8 @@ fn port_of(config: &Config, network: &Network, address: IpAddr) -> PortIndex {
     links.find(|(_, nets)| is_on_link(nets, address)).map_or(PortIndex(0), |(link, _)| link.port())
 }
 
-/// Why nobody answers ARP and NDP for addresses of an `l2` pool, from the first to the last: no prefix of a port or of a
-/// VLAN device contains them all (FORWARDING section 8). `None` if one does. `what` names the addresses.
+/// Why nobody answers ARP and NDP for addresses of an `l2` pool, from the first to the last: no prefix of a port or of
+/// a VLAN device contains them all (FORWARDING section 8). `None` if one does. `what` names the addresses.
 pub fn unanswered<'a>(
     what: impl std::fmt::Display,
     (first, last): (IpAddr, IpAddr),

@@ -40,7 +40,7 @@ const SLOTS: u32 = (1 << WAYS) - 1;
 const AWAY: u32 = 1 << WAYS;
 
 impl Bucket {
-    /// The words that equal `pattern` where `mask` has ones, as bits. The last one, which is no slot, takes part:
+    /// The words that equal `pattern` where `mask` has ones, as bits. The last word, which is no slot, takes part:
     /// callers that compare keys need not care.
     #[inline(always)]
     fn matching(&self, pattern: u32, mask: u32) -> u32 {

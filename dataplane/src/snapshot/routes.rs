@@ -65,7 +65,7 @@ impl Exit {
         Self { addresses: [0; 12], mtu: 0, port: PortIndex(0), link_bytes: 0, tags: [0; 8], link: Link::NONE, backend: 0 };
     /// The backend is its own next hop.
     const ON_LINK: u32 = 1;
-    /// The backend is behind a group of next hops. No packet takes the exit; [`Exit::group`] tells the group.
+    /// The backend is behind a group of next hops. No packet takes the exit; [`Exit::group`] is the group.
     const BEHIND_GROUP: u32 = 2;
 
     /// The exit by a link of a port, towards the next hop with this Ethernet address.
