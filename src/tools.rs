@@ -2,5 +2,6 @@
 
 pub mod bench;
 pub mod doctor;
+pub mod preflight;
 pub mod prepare;
 pub mod replay;

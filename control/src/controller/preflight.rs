@@ -20,7 +20,9 @@ use crate::config::settings::{AdminListen, CertificateFiles, Certificates, Contr
 pub enum Level {
     /// All is well.
     Ok,
-    /// It cannot be looked at from here.
+    /// A fact to know.
+    Note,
+    /// It is not on this machine.
     Unseen,
     /// It works, and may not do what is expected of it.
     Warning,
@@ -43,7 +45,7 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let level = match self.level {
             Level::Ok => "ok",
-            Level::Unseen => "note",
+            Level::Note | Level::Unseen => "note",
             Level::Warning => "warning",
             Level::Fault => "error",
         };
@@ -63,11 +65,11 @@ pub async fn examine(settings: &ControllerSettings) -> Vec<Finding> {
     let mut findings = Vec::new();
     match settings.listen.tcp.as_ref().map(|tcp| &tcp.certificates) {
         Some(Certificates::Files(files)) => {
-            findings.extend(examine_certificates("tls", files, Bearer::Controller(&settings.group)).await);
+            findings.push(examine_certificates("tls", files, Bearer::Controller(&settings.group)).await);
         }
         Some(Certificates::Secret(name)) => {
             findings.push(Finding::new(
-                Level::Unseen,
+                Level::Note,
                 "tls.secret",
                 format!("Secret {name} is not looked at; it is read at runtime"),
             ));
@@ -81,21 +83,19 @@ pub async fn examine(settings: &ControllerSettings) -> Vec<Finding> {
         }
         Source::Kubernetes { kubeconfig: None, .. } => {
             let text = "none: the service account of the Pod is used, which is not looked at";
-            findings.push(Finding::new(Level::Unseen, "kubernetes.kubeconfig", text));
+            findings.push(Finding::new(Level::Note, "kubernetes.kubeconfig", text));
         }
     }
     findings
 }
 
 /// Looks at the certificates of the admin API, if it listens on TCP.
-pub async fn examine_admin(listen: &AdminListen) -> Vec<Finding> {
-    match &listen.tcp {
-        Some((_, files)) => examine_certificates("admin.tls", files, Bearer::AdminServer).await,
-        None => Vec::new(),
-    }
+pub async fn examine_admin(listen: &AdminListen) -> Option<Finding> {
+    let (_, files) = listen.tcp.as_ref()?;
+    Some(examine_certificates("admin.tls", files, Bearer::AdminServer).await)
 }
 
 /// Looks at the certificates that a key names.
-pub async fn examine_certificates(key: &'static str, files: &CertificateFiles, bearer: Bearer<'_>) -> Vec<Finding> {
-    vec![certificates::examine(key, files, bearer).await]
+pub async fn examine_certificates(key: &'static str, files: &CertificateFiles, bearer: Bearer<'_>) -> Finding {
+    certificates::examine(key, files, bearer).await
 }
