@@ -607,7 +607,8 @@ fn supervise_operators(
     if let Some(address) = settings.metrics_listen {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let status_page = Arc::new(StatusPage::new(vec![settings.name.clone(), host]));
-        let pages = GatewayPages { sources: sources.clone(), workers, export, exchange, status_page, leaving: leaving.clone() };
+        let (certificates, leaving) = (settings.certificates(), leaving.clone());
+        let pages = GatewayPages { sources: sources.clone(), workers, export, exchange, status_page, certificates, leaving };
         let inputs = (address, pages, ended.clone());
         supervisor.run("metrics", inputs, |(address, pages, ended)| metrics::serve(address, pages, ended));
     }

@@ -9,6 +9,7 @@ use control::config::listen::{take_files, take_url};
 use control::config::settings::{CertificateFiles, ControllerSettings, MaglevSeed, Source};
 use control::config::url::ControllerUrl;
 use control::config::{Located, LocatedRange, Location, Section};
+use control::gateways::listener::{CertificateSource, KeyCertificates};
 use proto::{Announce, GatewayProfile};
 
 /// The source that the command line chooses.
@@ -34,6 +35,14 @@ pub enum StateSource {
     Embedded(Box<ControllerSettings>, Option<CertificateFiles>),
     /// Controllers in the order in which they are tried, never empty; certificates if one is reached over TCP.
     Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
+}
+
+impl StateSource {
+    /// The certificates with which the gateway dials controllers.
+    pub(super) fn certificates(&self) -> Option<KeyCertificates> {
+        let (Self::Embedded(_, files) | Self::Remote(_, files)) = self;
+        Some(KeyCertificates { key: "controller.tls", source: CertificateSource::Files(files.clone()?) })
+    }
 }
 
 /// The source as read.

@@ -17,6 +17,7 @@ use control::config::logging;
 use control::config::settings::Source;
 use control::controller::preflight::{self, Level};
 use control::controller::{self, ControllerError};
+use control::gateways::listener::KeyCertificates;
 use control::gateways::socket::{self, ListenError};
 use control::healthz::{self, systemd};
 use control::kubernetes;
@@ -297,7 +298,8 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let config = file.effective();
     let admin_sockets = AdminSockets::listen(&file.admin_listen).await?;
     let (health_listener, metrics_listener) = (listen_tcp(file.health_listen).await?, listen_tcp(file.metrics_listen).await?);
-    let running = controller::start(file.settings, shutdown.clone()).await?;
+    let mut running = controller::start(file.settings, shutdown.clone()).await?;
+    running.view.certificates.extend(KeyCertificates::of_admin(&file.admin_listen));
     if let Some(listener) = health_listener {
         tokio::spawn(healthz::serve(listener, running.probes.clone(), shutdown.clone()));
     }
