@@ -246,6 +246,7 @@ mod tests {
     use crate::gateways::listener::CertificateSource;
     use crate::gateways::tls::tests::Authority;
 
+    #[derive(Debug)]
     struct Certificates(Vec<KeyCertificates>);
 
     impl Collector for Certificates {
