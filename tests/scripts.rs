@@ -43,6 +43,28 @@ fn every_script_is_correct_bash() {
     }
 }
 
+#[test]
+fn debug_symbols_lie_beside_a_stripped_program() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a.c"), "int main(void) { return 7; }\n").unwrap();
+    let run = |program: &mut Command| {
+        let output = program.current_dir(dir.path()).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        text(&output)
+    };
+    run(Command::new("cc").args(["-g", "-o", "a", "a.c"]));
+    let sections = |file: &str| run(Command::new("readelf").args(["--wide", "--sections", file]));
+    let symbols = || run(Command::new(root().join(".ci/separate-symbols")).arg(dir.path()).arg("a"));
+    assert!(sections("a").contains(".debug_info"));
+    for _ in 0..2 {
+        symbols();
+        let program = sections("a");
+        assert!(!program.contains(".debug_") && program.contains(".gnu_debuglink") && program.contains(".symtab"), "{program}");
+        assert!(sections("a.debug").contains(".debug_info"));
+        assert_eq!(Command::new(dir.path().join("a")).status().unwrap().code(), Some(7));
+    }
+}
+
 /// The summary of `make test` names the tests that did not run.
 #[test]
 fn tests_that_are_left_out_are_listed_by_program_and_name() {
