@@ -14,6 +14,7 @@ use proto::Mode;
 use tokio::runtime;
 
 use super::doctor;
+use crate::machine::Root;
 use crate::settings::{Settings, StateSource};
 
 /// What a tunnel adds at most, bytes: IPv6, UDP and GUE's header of variant 1, which is the inner packet itself.
@@ -42,7 +43,7 @@ pub fn of_this_machine(settings: Option<&Settings>, from_file: Option<&Settings>
         Level::Note | Level::Warning => doctor::Finding::note(key, text, ""),
         Level::Unseen | Level::Fault => doctor::Finding::missing(key, text, ""),
     };
-    let veths = settings.map(|settings| veth::examine(&doctor::Root::new("/"), settings, veth::offloads_of));
+    let veths = settings.map(|settings| veth::examine(&Root::new("/"), settings, veth::offloads_of));
     Ok(named.into_iter().map(line).chain(veths.into_iter().flatten()).collect())
 }
 

@@ -3,9 +3,10 @@
 //!
 //! Deliberately not here: an end in another network namespace, which cannot be looked at from here.
 
+use crate::machine::Root;
 use crate::ports::af_packet;
 use crate::settings::Settings;
-use crate::tools::doctor::{Finding, Root};
+use crate::tools::doctor::Finding;
 
 /// Examines the veths of the ports on the machine below `root`. `offloads` are those of an interface that make frames
 /// that cannot be forwarded ([`offloads_of`] except in tests).
@@ -79,8 +80,9 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::machine::Machine;
     use crate::settings::SourceChoice;
-    use crate::tools::doctor::{Level, Machine};
+    use crate::tools::doctor::Level;
 
     fn settings() -> Settings {
         let file = tempfile::NamedTempFile::new().unwrap();
