@@ -7,58 +7,13 @@
 
 mod certificates;
 mod cluster;
+mod finding;
 mod manifest_files;
 
-use std::fmt;
-
 pub use certificates::Bearer;
+pub use finding::{Finding, Level};
 
 use crate::config::settings::{AdminListen, CertificateFiles, Certificates, ControllerSettings, Source};
-
-/// What was found about something that a configuration names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// All is well.
-    Ok,
-    /// A fact to know.
-    Note,
-    /// It is not on this machine.
-    Unseen,
-    /// It works, and may not do what is expected of it.
-    Warning,
-    /// It cannot work.
-    Fault,
-}
-
-/// One finding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// How bad it is.
-    pub level: Level,
-    /// The key that names what was looked at.
-    pub key: &'static str,
-    /// What was found, and what to do.
-    pub text: String,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let level = match self.level {
-            Level::Ok => "ok",
-            Level::Note | Level::Unseen => "note",
-            Level::Warning => "warning",
-            Level::Fault => "error",
-        };
-        write!(f, "{level}: {}: {}", self.key, self.text)
-    }
-}
-
-impl Finding {
-    /// A finding about a key.
-    pub fn new(level: Level, key: &'static str, text: impl Into<String>) -> Self {
-        Self { level, key, text: text.into() }
-    }
-}
 
 /// Looks at what the settings of a controller name.
 pub async fn examine(settings: &ControllerSettings) -> Vec<Finding> {

@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::PostParams;
 use tokio::time::timeout;
 
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 use crate::config::settings::{Certificates, ControllerSettings};
 use crate::kubernetes::{self, ApiError, Cluster};
 use crate::store::checkpoints::CONFIG_MAPS;

@@ -4,7 +4,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use x509_parser::parse_x509_certificate;
 
-use super::Material;
+use super::material::Material;
 
 /// From when until when certificates are valid, s since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
