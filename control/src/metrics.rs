@@ -247,9 +247,9 @@ mod tests {
     use crate::gateways::tls::tests::Authority;
 
     #[derive(Debug)]
-    struct Certificates(Vec<KeyCertificates>);
+    struct CertificateCollector(Vec<KeyCertificates>);
 
-    impl Collector for Certificates {
+    impl Collector for CertificateCollector {
         fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
             write_certificates(&mut MetricWriter::new(encoder), &self.0)
         }
@@ -260,7 +260,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = CertificateFiles { ca: dir.path().join("ca"), cert: dir.path().join("cert"), key: dir.path().join("key") };
         let key = |key, files: &CertificateFiles| KeyCertificates { key, source: CertificateSource::Files(files.clone()) };
-        let text = || TextFormat::Prometheus.text(Certificates(vec![key("tls", &files)])).unwrap();
+        let text = || TextFormat::Prometheus.text(CertificateCollector(vec![key("tls", &files)])).unwrap();
         assert!(!text().lines().any(|line| line.starts_with("sluice_certificate")), "no file, no sample");
         let authority = Authority::new();
         for until_s in [1_900_000_000, 1_950_000_000] {
