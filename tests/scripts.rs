@@ -213,6 +213,24 @@ fn configurations_of_the_repository_are_accepted() {
 }
 
 #[test]
+fn a_check_fails_by_what_is_wrong_and_not_by_what_is_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sluice.yaml");
+    let ports = "[{name: uplink, device: net_tap0, addresses: [192.0.2.2/24]}]";
+    fs::write(&file, format!("name: edge-1\nports: {ports}\nsnat: {{addresses: [192.0.2.3]}}\nmanifests: m\n")).unwrap();
+    let elsewhere = check(&file);
+    assert!(elsewhere.status.success() && text(&elsewhere).contains("note: manifests: "), "{}", text(&elsewhere));
+    assert!(String::from_utf8_lossy(&elsewhere.stdout).starts_with("name: edge-1\n"));
+    fs::create_dir(dir.path().join("m")).unwrap();
+    fs::write(dir.path().join("m/web.yaml"), "kind: [\n").unwrap();
+    let wrong = check(&file);
+    assert_eq!((wrong.status.code(), wrong.stdout.len()), (Some(2), 0));
+    assert!(text(&wrong).starts_with("error: manifests: ") && text(&wrong).contains("web.yaml"), "{}", text(&wrong));
+    let doctor = Command::new(env!("CARGO_BIN_EXE_sluiced")).args(["doctor", "--config"]).arg(&file).output().unwrap();
+    assert!(doctor.status.code() == Some(1) && text(&doctor).contains("missing  manifests"), "{}", text(&doctor));
+}
+
+#[test]
 fn the_first_configuration_of_the_readme_is_accepted() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let blocks = readme.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
