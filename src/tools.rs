@@ -3,5 +3,6 @@
 pub mod bench;
 pub mod cli;
 pub mod doctor;
+pub mod preflight;
 pub mod prepare;
 pub mod replay;
