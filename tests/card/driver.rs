@@ -30,7 +30,7 @@ pub fn edge(test: &str, name: &str) -> Option<Edge> {
          for port in uplink0 cluster0; do
            in_ns gw sysctl -qw net.ipv6.conf.$port.disable_ipv6=1
            in_ns gw tc qdisc add dev $port clsact
-           in_ns gw tc filter add dev $port ingress matchall action drop
+           in_ns gw tc filter add dev $port ingress bpf da bytecode '1,6 0 0 2'
          done",
     );
     Some(edge)
