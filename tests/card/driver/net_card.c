@@ -298,6 +298,8 @@ static int card_close(struct rte_eth_dev *dev)
 
 	rte_intr_callback_unregister_sync(card->interrupt, obey, dev);
 	rte_intr_instance_free(card->interrupt);
+	for (uint16_t queue = 0; queue < dev->data->nb_rx_queues; queue++)
+		card_rx_release(dev, queue);
 	close(card->commands);
 	close(card->frames);
 	dev->data->mac_addrs = NULL; /* a part of the card */
