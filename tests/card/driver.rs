@@ -14,7 +14,7 @@ const LIBRARIES: [&str; 7] = ["ethdev", "bus_vdev", "kvargs", "mempool", "mbuf",
 
 /// The network of the demo, whose gateway knows the driver. Linux does not see the frames of its interfaces. `None`: this
 /// machine cannot have it, and `test` is reported as skipped.
-pub fn edge(test: &str, name: &str) -> Option<Edge> {
+pub(crate) fn edge(test: &str, name: &str) -> Option<Edge> {
     static LIBRARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let library = match LIBRARY.get_or_init(build) {
         Ok(library) => library.clone(),

@@ -44,7 +44,7 @@ endpoints: [{addresses: [10.0.0.11]}]
 ";
 
 /// Writes the Services, and starts their servers.
-pub fn serve(edge: &Edge) {
+pub(crate) fn serve(edge: &Edge) {
     let slice = |family: u8, prefix: &str| {
         format!(
             "---
@@ -66,24 +66,24 @@ endpoints: [{{addresses: ['{prefix}11']}}, {{addresses: ['{prefix}12']}}, {{addr
 }
 
 /// Starts the gateway, and waits until its Services answer.
-pub fn start(edge: &mut Edge) {
+pub(crate) fn start(edge: &mut Edge) {
     edge.start();
     until("the Service has its backends", || edge.healthy("demo/echo").filter(|n| *n == 12));
     until("the web servers are found healthy", || edge.healthy("demo/web").filter(|n| *n == 6));
 }
 
 /// Connections to the echo servers, over both families.
-pub fn connections(edge: &Edge, count: usize) -> Vec<Connection> {
+pub(crate) fn connections(edge: &Edge, count: usize) -> Vec<Connection> {
     let address = |n: usize| SocketAddr::new(VIPS[n % 2].parse().unwrap(), ECHO).to_string();
     (0..count).map(|n| until("a connection", || edge.connect(&address(n)))).collect()
 }
 
-pub fn assert_alive(connections: &mut [Connection], line: &str) {
+pub(crate) fn assert_alive(connections: &mut [Connection], line: &str) {
     connections.iter_mut().for_each(|connection| connection.assert_alive(line));
 }
 
 /// Begins `count` flows of each of IPv4 and IPv6 with TCP and UDP, from ports of their own.
-pub fn begin_flows(edge: &Edge, count: usize) {
+pub(crate) fn begin_flows(edge: &Edge, count: usize) {
     edge.in_namespace("client", || {
         for (vip, any) in VIPS.into_iter().zip(["0.0.0.0:0", "[::]:0"]) {
             let to = SocketAddr::new(vip.parse().unwrap(), ECHO);
@@ -96,7 +96,7 @@ pub fn begin_flows(edge: &Edge, count: usize) {
 }
 
 /// Moves `megabytes` from the client to a server, and as many back, by four connections each time.
-pub fn stream(edge: &Edge, megabytes: u32) {
+pub(crate) fn stream(edge: &Edge, megabytes: u32) {
     let _server = edge.start_program("b11", &["iperf3", "-s", "--forceflush"]);
     let bytes = format!("{megabytes}M");
     for direction in [&[][..], &["-R"]] {
