@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
-use dataplane::workers::{Proof, RETA_ENTRIES, Refuted, RssKind, RssProof, Steering};
+use dataplane::wire::RETA_ENTRIES;
+use dataplane::workers::{Proof, Refuted, RssKind, RssProof, Steering};
 use dataplane::{Doorbell, Peers, PortQueues};
+use dpdk_port::Packet;
 use dpdk_sys::{HashedKind, Spread};
 use proto::v1;
 
-use super::dpdk::{DeviceQueues, Packet, QueueRequest};
+use super::dpdk::{DeviceQueues, QueueRequest};
 
 /// Number of packets that prove a kind at a queue.
 const PACKETS_FIRST: u16 = 64;

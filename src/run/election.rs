@@ -1,6 +1,6 @@
-//! The tasks that decide which VIPs this gateway answers for: the election, or without one the watch for duplicates.
+//! Start and end of this gateway's part in the election: first values, and the hand-over of its VIPs at the end.
 //!
-//! Not here: what they do (`agent::fleet::election`).
+//! Not here: the election (`fleet::election`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,22 +12,21 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::controller_client::Contender;
-use crate::agent::fleet::election::{self, Candidacy, ElectionStatus, VrrpClaims};
-use crate::agent::supervisor::Supervisor;
+use crate::controller_client::Contender;
+use crate::fleet::election::{self, ElectionStatus, VrrpClaims};
 use crate::ports::ReadPorts;
 use crate::settings::{Elector, Settings};
 
 /// Longest wait for keepalived to resign; it takes a second to end.
 const RESIGNED_MAX: Duration = Duration::from_secs(3);
-/// Packets that clients have sent before they heard of the new owner arrive within this time.
+/// Packets that clients have sent to the old owner arrive within this time.
 const IN_FLIGHT: Duration = Duration::from_millis(100);
-/// Workers have told partners the flows that were too young before within half of this time, and packets that clients sent
-/// before they heard of the new owner have arrived.
-const FLOWS_TOLD: Duration = Duration::from_millis(600);
-/// Longest wait for partners that lack what they were told. A session that breaks is noticed within a second, and the
+/// Workers have reported the flows that were too young before within half of this time, and packets that clients sent to
+/// the old owner have arrived.
+const FLOWS_SENT: Duration = Duration::from_millis(600);
+/// Longest wait for partners that lack flows. A session that breaks is noticed within a second, and the
 /// partner dials again within 0.4 s; it takes flows of VIPs for 2 s after it has taken these over.
-const FLOWS_TOLD_MAX: Duration = Duration::from_secs(3);
+const FLOWS_SENT_MAX: Duration = Duration::from_secs(3);
 
 /// The leases at the start.
 pub(super) fn ownership(settings: &Settings) -> Arc<VipOwnership> {
@@ -46,12 +45,11 @@ pub(super) fn first_answers(settings: &Settings) -> VipAnswers {
 }
 
 /// The status at the start: a gateway with an election joins.
-pub(super) fn first_status(settings: &Settings) -> watch::Sender<ElectionStatus> {
-    let is_joining = settings.election.elector != Elector::None;
-    watch::Sender::new(ElectionStatus { is_joining, ..ElectionStatus::default() })
+pub(super) fn first_status(settings: &Settings) -> ElectionStatus {
+    ElectionStatus { is_joining: settings.election.elector != Elector::None, ..ElectionStatus::default() }
 }
 
-/// What the controller is told of the election; `None`: there is none.
+/// The claims of this gateway for the controller; `None`: there is no election.
 pub(super) fn contender(
     settings: &Settings,
     claimed: &watch::Sender<VrrpClaims>,
@@ -69,18 +67,6 @@ pub(super) fn contender(
     Some(Contender::new(claimed.subscribe(), link, frames, arbitration.clone()))
 }
 
-/// Supervises the election, or the watch for other gateways where there is none.
-pub(super) fn supervise(supervisor: &mut Supervisor, candidacy: Candidacy) {
-    if candidacy.settings.election.elector == Elector::None {
-        let Candidacy { ownership, answers, status, .. } = candidacy;
-        let inputs = (ownership, answers, status);
-        supervisor.run("duplicates", inputs, |(ownership, answers, status)| election::watch_claims(ownership, answers, status));
-    } else {
-        let ended = candidacy.ended.clone();
-        supervisor.run_to_an_earlier_end("election", ended, candidacy, election::run);
-    }
-}
-
 /// Ends the election while workers still poll, so that keepalived resigns from what this gateway owns, and others need not
 /// wait until they miss its advertisements.
 pub(super) async fn resign(election: &CancellationToken, mut answers: watch::Receiver<VipAnswers>) {
@@ -94,20 +80,20 @@ fn owns_some(answers: &VipAnswers) -> bool {
     answers.groups.is_some_and(|groups| groups.owned > 0)
 }
 
-/// Waits until partners have the flows of VIPs that this gateway has just lost. `arrived`: until when they have what it
-/// told.
-async fn flows_are_told(mut arrived: watch::Receiver<Option<Instant>>) {
-    let mut told = Instant::now();
+/// Waits until partners have the flows of VIPs that this gateway has just lost. `arrived`: they have all flows up to this
+/// time.
+async fn flows_are_received(mut arrived: watch::Receiver<Option<Instant>>) {
+    let mut sent = Instant::now();
     let all = async {
         // In two steps: if the machine stands still, the workers too get some time after it.
         for _ in 0..2 {
-            let next = told + FLOWS_TOLD / 2;
+            let next = sent + FLOWS_SENT / 2;
             let Ok(until) = arrived.wait_for(|until| until.is_some_and(|until| until >= next)).await else { return };
-            told = until.unwrap_or(next);
+            sent = until.unwrap_or(next);
         }
     };
-    if timeout(FLOWS_TOLD_MAX, all).await.is_err() {
-        let wait = FLOWS_TOLD_MAX;
+    if timeout(FLOWS_SENT_MAX, all).await.is_err() {
+        let wait = FLOWS_SENT_MAX;
         tracing::warn!(?wait, "partners lack flows of the VIPs that they have taken; some connections will be reset");
     }
 }
@@ -125,7 +111,7 @@ pub(super) async fn hand_over(
     // The value is locked for the election as long as this result lives.
     let is_taken = timeout(wait, answers.wait_for(|answers| !owns_some(answers))).await.is_ok();
     if is_taken && settings.replication.is_some() {
-        flows_are_told(arrived).await;
+        flows_are_received(arrived).await;
     } else if is_taken {
         sleep(IN_FLIGHT).await;
     } else {
@@ -138,23 +124,23 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_gateway_that_ends_waits_until_partners_have_what_it_told_after_it_lost_its_vips() {
+    async fn a_gateway_that_ends_waits_until_partners_have_its_flows_after_it_lost_its_vips() {
         let (lost, arrived) = (Instant::now(), watch::Sender::new(Some(Instant::now())));
         let waits = async {
             let start = tokio::time::Instant::now();
-            flows_are_told(arrived.subscribe()).await;
+            flows_are_received(arrived.subscribe()).await;
             start.elapsed()
         };
         let later = async {
             sleep(Duration::from_secs(1)).await;
-            arrived.send_replace(Some(lost + FLOWS_TOLD));
+            arrived.send_replace(Some(lost + FLOWS_SENT));
             sleep(Duration::from_secs(1)).await;
-            arrived.send_replace(Some(lost + 2 * FLOWS_TOLD));
+            arrived.send_replace(Some(lost + 2 * FLOWS_SENT));
         };
         assert_eq!(tokio::join!(waits, later).0, Duration::from_secs(2), "twice, half of it apart");
         arrived.send_replace(Some(lost));
         let start = tokio::time::Instant::now();
-        flows_are_told(arrived.subscribe()).await;
-        assert_eq!(start.elapsed(), FLOWS_TOLD_MAX, "a partner that does not come back");
+        flows_are_received(arrived.subscribe()).await;
+        assert_eq!(start.elapsed(), FLOWS_SENT_MAX, "a partner that does not come back");
     }
 }

@@ -3,44 +3,77 @@
 //! Not here: how Linux's tables are followed (`netlink`), and the states of ports (`ports`).
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 
 use dataplane::{Link, Network};
 use tokio::sync::watch;
 
 use crate::agent::supervisor::Failure;
-use crate::ports::{PortStates, af_packet};
+use crate::ports::{Hotplug, PortStates, af_packet};
 use crate::settings::PortSettings;
 
-/// Merges the network, again after each change.
-///
-/// # Errors
-/// If a sender is dropped.
-pub(super) async fn merge(
-    mut linux: watch::Receiver<Network>,
-    mut ports: watch::Receiver<PortStates>,
-    network: watch::Sender<Network>,
-    (fixed, settings): (Network, Vec<PortSettings>),
-) -> Result<(), Failure> {
-    let mut warned = BTreeSet::new();
-    loop {
-        tokio::select! {
-            changed = linux.changed() => changed?,
-            changed = ports.changed() => changed?,
+/// The task that attaches and detaches devices, and observes ports. Cloned for each start.
+#[derive(Clone)]
+pub(super) struct PortMonitor {
+    /// The devices.
+    pub(super) hotplug: Hotplug,
+    /// Output.
+    pub(super) port_states: watch::Sender<PortStates>,
+}
+
+impl PortMonitor {
+    /// Runs until its future is dropped.
+    ///
+    /// # Errors
+    /// Never.
+    pub(super) async fn run(self) -> Result<Infallible, Failure> {
+        Ok(self.hotplug.run(self.port_states).await)
+    }
+}
+
+/// The task that merges the network. Cloned for each start.
+#[derive(Clone, Debug)]
+pub(super) struct NetworkMerge {
+    /// The tables of Linux.
+    pub(super) linux: watch::Receiver<Network>,
+    /// The states of the ports.
+    pub(super) port_states: watch::Receiver<PortStates>,
+    /// Static entries of the configuration.
+    pub(super) fixed: Network,
+    /// The ports of the configuration.
+    pub(super) ports: Vec<PortSettings>,
+    /// Output.
+    pub(super) network: watch::Sender<Network>,
+}
+
+impl NetworkMerge {
+    /// Merges the network, again after each change.
+    ///
+    /// # Errors
+    /// If a sender is dropped.
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let Self { mut linux, mut port_states, fixed, ports: settings, network } = self;
+        let mut warned = BTreeSet::new();
+        loop {
+            tokio::select! {
+                changed = linux.changed() => changed?,
+                changed = port_states.changed() => changed?,
+            }
+            let mut merged = linux.borrow_and_update().clone();
+            merged.routes.extend(&fixed.routes);
+            merged.neighbours.extend(&fixed.neighbours);
+            merged.addresses.extend(&fixed.addresses);
+            // A VLAN device of Linux takes precedence over a static link with the same tags.
+            let missing: Vec<_> =
+                fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
+            merged.vlans.extend(missing.into_iter().cloned());
+            merged.vlans.sort_by_key(|vlan| vlan.link);
+            warn_of_changed_tags(&merged, &settings, &mut warned);
+            merged.interfaces = merged.interfaces.or_else(|| fixed.interfaces.clone());
+            let ports = port_states.borrow_and_update().clone();
+            (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
+            network.send_replace(merged);
         }
-        let mut merged = linux.borrow_and_update().clone();
-        merged.routes.extend(&fixed.routes);
-        merged.neighbours.extend(&fixed.neighbours);
-        merged.addresses.extend(&fixed.addresses);
-        // A VLAN device of Linux takes precedence over a static link with the same tags.
-        let missing: Vec<_> =
-            fixed.vlans.iter().filter(|vlan| merged.vlans.iter().all(|known| known.link != vlan.link)).collect();
-        merged.vlans.extend(missing.into_iter().cloned());
-        merged.vlans.sort_by_key(|vlan| vlan.link);
-        warn_of_changed_tags(&merged, &settings, &mut warned);
-        merged.interfaces = merged.interfaces.or_else(|| fixed.interfaces.clone());
-        let ports = ports.borrow_and_update().clone();
-        (merged.down, merged.moves, merged.macs) = (ports.down, ports.moves, ports.macs);
-        network.send_replace(merged);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Health is the file `health` in the state directory, mode 0600, replaced by a rename and not synced to disk. It is used
 //! once: it is removed when targets have taken it over, so that it does not count again after a crash. A process that
-//! ends before that leaves it. Not here: what is probed and when, and the format of the file (`agent::probe`).
+//! ends before that leaves it. Not here: what is probed and when, and the format of the file (`health`).
 
 use std::fs;
 use std::io;
@@ -18,20 +18,31 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::persist::directories::StateDirs;
 use crate::agent::persist::sealed::Moment;
-use crate::agent::probe::{self, ConnectionWatch, Findings, ProbeInputs, Prober, SavedHealth};
 use crate::agent::served::Served;
-use crate::agent::supervisor::{Failure, Supervisor};
+use crate::agent::supervisor::Failure;
+use crate::health::{self, ConnectionWatch, Findings, ProbeInputs, Prober, SavedHealth};
 
 /// Name of the file.
 pub(super) const HEALTH: &str = "health";
 /// How long the end of a gateway waits for the task: 100,000 targets take about 200 ms.
 const SAVED_WITHIN: Duration = Duration::from_secs(2);
 
-/// What the task follows.
+/// What the task finds, and how it is asked to end.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ProbeResults {
+    /// Its output.
+    pub(super) findings: Findings,
+    /// Cancelled once targets have taken over what was saved of them.
+    taken_over: CancellationToken,
+    /// Cancelled when the gateway is about to end.
+    terminating: CancellationToken,
+}
+
+/// The task that probes backends. Cloned for each start.
 #[derive(Clone, Debug)]
-pub(super) struct ProbeSources {
+pub(super) struct ProbeTask {
     /// The state as used in this gateway's zone.
-    pub(super) known: watch::Receiver<Option<GatewayState>>,
+    pub(super) state: watch::Receiver<Option<GatewayState>>,
     /// The routes of the newest snapshot.
     pub(super) routes: watch::Receiver<Option<RouteLookup>>,
     /// The configuration as far as it changes.
@@ -40,31 +51,21 @@ pub(super) struct ProbeSources {
     pub(super) served: watch::Receiver<Served>,
     /// The counters of the workers.
     pub(super) workers: Vec<Arc<WorkerCounters>>,
+    /// The health that the process before has left, for the first run alone: later ones begin with what the run before
+    /// found.
+    pub(super) saved: Arc<Mutex<SavedHealth>>,
+    /// Output.
+    pub(super) results: ProbeResults,
 }
 
-/// What the task finds, and how it is told that the gateway ends.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ProbeResults {
-    /// Its output.
-    pub(super) findings: Findings,
-    /// Targets have taken over what was saved of them.
-    taken: CancellationToken,
-    ends: CancellationToken,
-}
-
-/// Keeps the task running. It begins with the health that the process before has left in `dirs`.
-pub(super) fn supervise(supervisor: &mut Supervisor, sources: ProbeSources, results: ProbeResults, dirs: &StateDirs) {
-    // For the first run alone: later ones begin with what the one before found.
-    let saved = Arc::new(Mutex::new(read(dirs)));
-    let (taken, file) = (results.taken.clone(), dirs.clone());
-    tokio::spawn(async move {
-        taken.cancelled().await;
-        if let Err((path, error)) = file.remove(HEALTH) {
-            tracing::warn!(path = %path.display(), %error, "the saved health of backends cannot be removed; it counts again after a crash");
-        }
-    });
-    supervisor.run("probe", (sources, results, saved), |(sources, ProbeResults { findings, taken, ends }, saved)| async move {
-        let ProbeSources { known, routes, tunables, served, workers } = sources;
+impl ProbeTask {
+    /// Probes until the state is closed.
+    ///
+    /// # Errors
+    /// Never.
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let Self { state, routes, tunables, served, workers, saved, results } = self;
+        let ProbeResults { findings, taken_over, terminating } = results;
         let (prober, newest) = (Prober::default(), routes.clone());
         let probe = |target, source_port| {
             let (prober, routes) = (&prober, newest.borrow().clone());
@@ -75,17 +76,30 @@ pub(super) fn supervise(supervisor: &mut Supervisor, sources: ProbeSources, resu
         };
         let saved = std::mem::take(&mut *saved.lock().unwrap_or_else(PoisonError::into_inner));
         let connections = ConnectionWatch::new(served, workers);
-        let inputs = ProbeInputs { known, routes, tunables, connections, saved, taken, ends };
-        probe::run(probe, inputs, &findings, probe::concurrency(descriptors())).await;
-        Ok::<_, Failure>(())
-    });
+        let inputs = ProbeInputs { state, routes, tunables, connections, saved, taken_over, terminating };
+        health::run(probe, inputs, &findings, health::concurrency(descriptors())).await;
+        Ok(())
+    }
 }
 
 impl ProbeResults {
+    /// Reads the health that the process before has left in `dirs`, and removes its file once targets have taken it over.
+    pub(super) fn read_saved(&self, dirs: &StateDirs) -> Arc<Mutex<SavedHealth>> {
+        let saved = read(dirs);
+        let (taken_over, dirs) = (self.taken_over.clone(), dirs.clone());
+        tokio::spawn(async move {
+            taken_over.cancelled().await;
+            if let Err((path, error)) = dirs.remove(HEALTH) {
+                tracing::warn!(path = %path.display(), %error, "the saved health of backends cannot be removed; it counts again after a crash");
+            }
+        });
+        Arc::new(Mutex::new(saved))
+    }
+
     /// Writes the health of all targets for the next process. Called when the gateway ends; the task goes on.
     pub(super) async fn save(&self, dirs: &StateDirs) {
         let mut saved = self.findings.saved.subscribe();
-        self.ends.cancel();
+        self.terminating.cancel();
         let bytes = match timeout(SAVED_WITHIN, saved.wait_for(Option::is_some)).await {
             Ok(Ok(saved)) => saved.clone(),
             _ => None,
@@ -156,7 +170,7 @@ mod tests {
     }
 
     fn health(targets: u32) -> Vec<u8> {
-        probe::saved_health(targets, Moment::now())
+        health::saved_health(targets, Moment::now())
     }
 
     #[tokio::test]

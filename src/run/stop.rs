@@ -5,7 +5,7 @@
 //! start fails, so the gateway drains. SIGUSR2 during a drain ends the drain. A second signal otherwise ends the process at
 //! once.
 //!
-//! Not here: when routers are asked to prefer others (`agent::gateway_drain`), and single routes (`netlink`).
+//! Not here: when routers are asked to prefer others (`fleet::gateway_drain`), and single routes (`netlink`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::netlink::{Announcement, VipRoutes};
-use crate::reload::Reload;
 use crate::settings::Settings;
+use crate::settings::reload::Reload;
 
 /// Exit code after a second signal.
 const ENDED_AT_ONCE: i32 = 1;
@@ -32,14 +32,26 @@ const COUNT_EVERY: Duration = Duration::from_millis(100);
 /// What ends a gateway.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stop {
-    /// The gateway ends.
-    pub(super) ends: CancellationToken,
+    /// Cancelled when the gateway is to end.
+    pub(super) shutdown: CancellationToken,
     /// It ends for a restart: the next process is expected at once.
     pub(super) is_restart: CancellationToken,
     /// The next process has its routes elsewhere, so this one leaves it none.
     pub(super) moves_routes: CancellationToken,
-    /// A drain ends before its time: after SIGTERM a restart was asked for.
-    pub(super) drain_ends: CancellationToken,
+    /// Cancelled when a restart is asked for during a drain.
+    pub(super) drain_cut_short: CancellationToken,
+}
+
+/// What a gateway that leaves the network needs.
+pub(super) struct Leaving<'a> {
+    /// What routers are to learn.
+    pub(super) announced: &'a watch::Sender<Announcement>,
+    /// Cancelled at the beginning.
+    pub(super) terminating: &'a CancellationToken,
+    /// The routes to VIPs.
+    pub(super) routes: &'a VipRoutes,
+    /// The counters of the workers.
+    pub(super) workers: &'a [Arc<WorkerCounters>],
 }
 
 impl Stop {
@@ -71,9 +83,9 @@ impl Stop {
     /// After SIGUSR2: ends the gateway for a restart, if the next start will find a valid configuration.
     fn end_for_restart(&self, reload: &Reload) {
         match tokio::task::block_in_place(|| reload.check()) {
-            Ok(_) if self.ends.is_cancelled() => {
+            Ok(_) if self.shutdown.is_cancelled() => {
                 tracing::info!("a restart was asked for: the drain ends, and the flows are saved");
-                return self.drain_ends.cancel();
+                return self.drain_cut_short.cancel();
             }
             Ok(next) => {
                 if !next.keeps_routes {
@@ -85,38 +97,32 @@ impl Stop {
                 tracing::error!(%errors, "the configuration is invalid and the next start will fail: draining as after SIGTERM");
             }
         }
-        if !self.ends.is_cancelled() {
+        if !self.shutdown.is_cancelled() {
             self.end("SIGUSR2");
         }
     }
 
     /// Drains: lets other gateways take its VIPs of `l2` pools, asks routers to prefer other gateways, withdraws the routes
     /// to VIPs and, if there were any, waits until routers have converged. `handed_over` ends when others have the VIPs.
-    pub(super) async fn leave(
-        &self,
-        settings: &Settings,
-        (announced, leaving): (&watch::Sender<Announcement>, &CancellationToken),
-        handed_over: impl Future<Output = ()>,
-        routes: &VipRoutes,
-        workers: &[Arc<WorkerCounters>],
-    ) {
+    pub(super) async fn leave(&self, settings: &Settings, leaving: Leaving<'_>, handed_over: impl Future<Output = ()>) {
+        let Leaving { announced, terminating, routes, workers } = leaving;
         let (start, mut announced) = (Instant::now(), announced.subscribe());
         let is_announced = !announced.borrow_and_update().prefixes.is_empty();
-        leaving.cancel();
+        terminating.cancel();
         let withdrawn = async {
             if is_announced {
                 let withdrawn =
                     timeout(settings.drain_on_stop, announced.wait_for(|announcement| announcement.prefixes.is_empty()));
-                let _ = self.drain_ends.run_until_cancelled(withdrawn).await;
+                let _ = self.drain_cut_short.run_until_cancelled(withdrawn).await;
             }
         };
-        let handed_over = self.drain_ends.run_until_cancelled(handed_over);
+        let handed_over = self.drain_cut_short.run_until_cancelled(handed_over);
         let _ = tokio::join!(withdrawn, handed_over);
         withdraw_routes(routes, settings).await;
         if is_announced {
             let wait = settings.drain_on_stop.saturating_sub(start.elapsed());
             tracing::info!(?wait, "routes to VIPs are withdrawn; packets that still arrive are forwarded");
-            let _ = self.drain_ends.run_until_cancelled(drain(wait, workers)).await;
+            let _ = self.drain_cut_short.run_until_cancelled(drain(wait, workers)).await;
         }
     }
 
@@ -134,7 +140,7 @@ impl Stop {
         let is_restart = self.is_restart.is_cancelled();
         tracing::info!(signal, is_restart, "stopping; SIGINT or SIGTERM now ends the gateway at once");
         systemd::stopping(if is_restart { "saves flows for the next process" } else { "stops" });
-        self.ends.cancel();
+        self.shutdown.cancel();
     }
 }
 
@@ -162,30 +168,30 @@ pub(super) async fn drain(wait: Duration, workers: &[Arc<WorkerCounters>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reload::tests::{reload, with_file};
+    use crate::settings::reload::tests::{reload, with_file};
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_restart_whose_next_start_will_fail_drains() {
         // Its file is gone.
         let stop = Stop::default();
         stop.end_for_restart(&reload());
-        assert_eq!((stop.ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, false));
+        assert_eq!((stop.shutdown.is_cancelled(), stop.is_restart.is_cancelled()), (true, false));
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_restart_during_a_drain_ends_the_drain_and_brings_no_route_back() {
+    async fn a_restart_during_a_drain_cut_short_the_drain_and_brings_no_route_back() {
         let (stop, (reload, _dir)) = (Stop::default(), with_file());
         stop.end("SIGTERM");
-        assert!(!stop.drain_ends.is_cancelled());
+        assert!(!stop.drain_cut_short.is_cancelled());
         stop.end_for_restart(&reload);
-        assert_eq!((stop.drain_ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, false));
+        assert_eq!((stop.drain_cut_short.is_cancelled(), stop.is_restart.is_cancelled()), (true, false));
         let stop = Stop::default();
         stop.end_for_restart(&reload);
-        assert_eq!((stop.ends.is_cancelled(), stop.is_restart.is_cancelled()), (true, true));
+        assert_eq!((stop.shutdown.is_cancelled(), stop.is_restart.is_cancelled()), (true, true));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_drain_ends_when_there_were_no_flows_for_a_while_or_its_time_is_over() {
+    async fn a_drain_cut_short_when_there_were_no_flows_for_a_while_or_its_time_is_over() {
         let worker = Arc::new(WorkerCounters::default());
         let workers = [Arc::clone(&worker)];
         let lasts = async |wait| {

@@ -115,34 +115,44 @@ fn observe(loads: Vec<Arc<Load>>, mut agent: AgentPulse, stopped: &mpsc::Receive
     }
 }
 
-/// Tells systemd when the gateway is ready, and what it does, as that changes.
-///
-/// # Errors
-/// If a sender is dropped.
-pub(super) async fn report(
-    mut served: watch::Receiver<Served>,
-    mut reached: watch::Receiver<Option<Generation>>,
-    mut connected: watch::Receiver<bool>,
-) -> Result<(), Failure> {
-    let latest = Instant::now() + READY_AT_LATEST;
-    let (mut was_ready, mut told) = (false, String::new());
-    loop {
-        let is_complete = served.borrow_and_update().ready;
-        let generation = reached.borrow_and_update().as_ref().map(|generation| generation.counter);
-        let text = describe(is_complete, generation, *connected.borrow_and_update());
-        let is_due = !was_ready && (is_complete || Instant::now() >= latest);
-        if is_due {
-            systemd::ready(&text);
-            was_ready = true;
-        } else if text != told {
-            systemd::status(&text);
-        }
-        told = text;
-        tokio::select! {
-            changed = served.changed() => changed?,
-            changed = reached.changed() => changed?,
-            changed = connected.changed() => changed?,
-            () = sleep_until(latest), if !was_ready => {}
+/// The task that reports readiness and status to systemd. Cloned for each start.
+#[derive(Clone, Debug)]
+pub(super) struct SystemdReport {
+    /// The newest published snapshot data.
+    pub(super) served: watch::Receiver<Served>,
+    /// The generation that every worker has applied.
+    pub(super) applied: watch::Receiver<Option<Generation>>,
+    /// Whether a controller is connected.
+    pub(super) connected: watch::Receiver<bool>,
+}
+
+impl SystemdReport {
+    /// Tells systemd when the gateway is ready, and what it does, as that changes.
+    ///
+    /// # Errors
+    /// If a sender is dropped.
+    pub(super) async fn run(self) -> Result<(), Failure> {
+        let Self { mut served, mut applied, mut connected } = self;
+        let latest = Instant::now() + READY_AT_LATEST;
+        let (mut was_ready, mut reported) = (false, String::new());
+        loop {
+            let is_complete = served.borrow_and_update().ready;
+            let generation = applied.borrow_and_update().as_ref().map(|generation| generation.counter);
+            let text = describe(is_complete, generation, *connected.borrow_and_update());
+            let is_due = !was_ready && (is_complete || Instant::now() >= latest);
+            if is_due {
+                systemd::ready(&text);
+                was_ready = true;
+            } else if text != reported {
+                systemd::status(&text);
+            }
+            reported = text;
+            tokio::select! {
+                changed = served.changed() => changed?,
+                changed = applied.changed() => changed?,
+                changed = connected.changed() => changed?,
+                () = sleep_until(latest), if !was_ready => {}
+            }
         }
     }
 }

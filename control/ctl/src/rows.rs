@@ -175,8 +175,20 @@ impl Row for v1::DropCount {
 }
 
 impl Row for v1::GatewayStatus {
-    const TITLES: &'static [&'static str] =
-        &["NAME", "READY", "GENERATION", "DRAINING", "LAST-SEEN", "VERSION", "FLOWS", "GROUPS", "SHADOWS", "LAG", "SESSIONS"];
+    const TITLES: &'static [&'static str] = &[
+        "NAME",
+        "READY",
+        "GENERATION",
+        "DRAINING",
+        "LAST-SEEN",
+        "VERSION",
+        "FLOWS",
+        "GROUPS",
+        "SHADOWS",
+        "LAG",
+        "SESSIONS",
+        "AWAITED-BY",
+    ];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_gateways(v1::ListGatewaysRequest {}).await?.into_inner().gateways, Vec::new()))
@@ -246,7 +258,8 @@ impl Row for v1::EventStatus {
 }
 
 impl Row for v1::PoolStatus {
-    const TITLES: &'static [&'static str] = &["NAME", "ADDRESSES", "TOTAL", "USED", "AVAILABLE", "CONFLICT", "UNANNOUNCED-BY"];
+    const TITLES: &'static [&'static str] =
+        &["NAME", "ADDRESSES", "TOTAL", "USED", "AVAILABLE", "CONFLICT", "UNANNOUNCED-BY", "AWAITED"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_pools(v1::ListPoolsRequest {}).await?.into_inner().pools, Vec::new()))

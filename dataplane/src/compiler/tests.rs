@@ -565,7 +565,8 @@ fn described(snapshot: &Snapshot) -> Vec<String> {
     };
     let services = snapshot.services().values().map(|view| description_of(view));
     let rest = format!("{:?} {:?} {:?}", snapshot.refused(), snapshot.problems(), snapshot.shortest_idle_timeout());
-    let fronts = (1..10).map(|n| snapshot.front(v4(&format!("10.0.0.{n}")), 6, 80).map(|front| front.map(|f| (f.vip, f.port))));
+    let fronts =
+        (1..10).map(|n| snapshot.dnat_frontend(v4(&format!("10.0.0.{n}")), 6, 80).map(|front| front.map(|f| (f.vip, f.port))));
     services.chain([rest, format!("{:?}", fronts.collect::<Vec<_>>())]).collect()
 }
 

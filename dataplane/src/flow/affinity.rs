@@ -3,8 +3,8 @@
 //! A client's first flow goes to the backend that the Maglev table gives for (service port, client address), so all
 //! workers and gateways agree without exchanging messages. This table adds memory: after a change of endpoints, a known
 //! client stays with its backend until it has begun no flow for the timeout. As with kube-proxy, each port of a service
-//! remembers its clients separately, and each new flow restarts the timeout: once it is confirmed, since anybody can send
-//! first packets in the name of any client.
+//! remembers its clients separately, and each new flow restarts the timeout: once it is confirmed, since anybody can
+//! send first packets in the name of any client.
 //!
 //! There is one table per gateway. An entry has two words: a keyed hash of (service port, client address), which stands
 //! for the client, and the backend together with its expiry time. Two clients with the same 64-bit hash share a
@@ -96,7 +96,7 @@ impl Value {
 }
 
 // Slot + 1 fits in its bits, and all fields together fit in 63 bits.
-const _: () = assert!(crate::stats::BACKEND_SLOTS < 1 << Value::SLOT);
+const _: () = assert!(crate::flow::entry::BACKEND_SLOTS < 1 << Value::SLOT);
 
 #[derive(Debug, FromZeros)]
 #[repr(C)]
@@ -193,8 +193,8 @@ impl AffinityTable {
         })
     }
 
-    /// Remembers a client of the process before, for `left` [`Moment`]s more. A client that is known already stays as it
-    /// is.
+    /// Remembers a client of the process before, for `left` [`Moment`]s more. A client that is known already stays as
+    /// it is.
     pub(crate) fn restore(&self, client: u64, backend: BackendId, left: u32, now: Tick) {
         let now = Moment::at(now);
         let until = Moment((now.0 + left) & ((1 << Moment::BITS) - 1));
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_value_decodes_to_what_was_encoded() {
-        let slot = u32::try_from(crate::stats::BACKEND_SLOTS - 1).unwrap();
+        let slot = u32::try_from(crate::flow::entry::BACKEND_SLOTS - 1).unwrap();
         for backend in [id(0), id(slot), BackendId { slot, generation: (1 << Value::GENERATION) - 1 }] {
             for until in [Moment(0), Moment((1 << Moment::BITS) - 1)] {
                 let word = Value { backend, until }.word();

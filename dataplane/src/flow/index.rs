@@ -1,9 +1,10 @@
-//! The index of flows by tuple hash: buckets of one cache line with fifteen words, each a position and a tag of the hash.
+//! The index of flows by tuple hash: buckets of one cache line with fifteen words, each a position and a tag of the
+//! hash.
 //!
 //! A key lives in its home bucket or, when that is full, in one other bucket that follows from home and tag. Keys are
-//! moved between their two buckets to make room (cuckoo hashing with large buckets, which in theory fits at a load above
-//! 99 %; the table stays at or below 83 %). The tag has the bits that positions leave: eleven with a million flows,
-//! five with the most that there may be, so that one search in a hundred, or in two, compares a wrong key too.
+//! moved between their two buckets to make room (cuckoo hashing with large buckets, which in theory fits at a load
+//! above 99 %; the table stays at or below 83 %). The tag has the bits that positions leave: eleven with a million
+//! flows, five with the most that there may be, so that one search in a hundred, or in two, compares a wrong key too.
 //!
 //! **Invariant:** a bucket counts the keys that have it as home and live elsewhere, so a lookup touches a second line
 //! only when one of them may be the wanted key.
@@ -16,20 +17,20 @@ use zerocopy::FromZeros;
 use crate::wire::processor::{self, AnyProcessor, Avx2, Compare, Lanes, SetBits};
 
 const WAYS: usize = 15;
-/// Maximum number of buckets searched for room. Even at 90 % load the second level (30 x 15 slots) lacks room in one case
-/// in 10^20; the bound limits time, not memory.
+/// Maximum number of buckets searched for room. Even at 90 % load the second level (30 x 15 slots) lacks room in one
+/// case in 10^20; the bound limits time, not memory.
 const SEARCH_MAX: usize = 512;
-/// Keys that the table is sized for, in tenths of a bucket: 83 % of its slots. Then one key in 26 lives away from its home;
-/// with 90 % it is one in 16.
+/// Keys that the table is sized for, in tenths of a bucket: 83 % of its slots. Then one key in 26 lives away from its
+/// home; with 90 % it is one in 16.
 const TENTHS_PER_BUCKET: usize = 124;
 
 /// One cache line. 0 marks an empty slot, so zeroed memory is an empty index.
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct Bucket {
-    /// Fifteen slots, each with a tag in the upper bits and a position in the lower ones. In the last word: one bit for
-    /// each slot whose key lives here away from its home, and above them the number of keys that have this home and live
-    /// in their other bucket.
+    /// Fifteen slots, each with a tag in the upper bits and a position in the lower bits. In the last word: one bit for
+    /// each slot whose key lives here away from its home, and above them the number of keys that have this home and
+    /// live in their other bucket.
     words: [u32; WAYS + 1],
 }
 
@@ -39,8 +40,8 @@ const SLOTS: u32 = (1 << WAYS) - 1;
 const AWAY: u32 = 1 << WAYS;
 
 impl Bucket {
-    /// The words that equal `pattern` where `mask` has ones, as bits. The last one, which is no slot, takes part: callers
-    /// that compare keys need not care.
+    /// The words that equal `pattern` where `mask` has ones, as bits. The last one, which is no slot, takes part:
+    /// callers that compare keys need not care.
     #[inline(always)]
     fn matching(&self, pattern: u32, mask: u32) -> u32 {
         processor::matching(&self.words, pattern, mask)
@@ -90,12 +91,12 @@ pub(crate) struct IndexSlot {
 }
 
 impl IndexSlot {
-    /// None of any bucket.
+    /// No slot of any bucket.
     #[allow(clippy::cast_possible_truncation)] // fifteen
     pub(crate) const NONE: Self = Self { bucket: 0, slot: WAYS as u32 };
 }
 
-/// Where a key may be, as far as its home bucket tells.
+/// The position of a key, as far as its home bucket shows it.
 pub(super) enum Guess {
     /// At this position, if anywhere.
     At(u32),
@@ -158,7 +159,7 @@ impl Index {
         processor::prefetch_at(&self.buckets, self.home(hash));
     }
 
-    /// The same for eight keys, by the upper halves of their hashes.
+    /// Prefetches the home buckets of eight keys, by the upper halves of their hashes.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // there are fewer than 2^32 buckets
     pub(super) fn prefetch_eight(&self, avx2: Avx2, upper: Lanes) {
@@ -197,7 +198,8 @@ impl Index {
         if found.is_some() || !bucket.has_away() { found } else { in_bucket(&self.buckets[self.other(home, tag)]) }
     }
 
-    /// Room for a key in its home bucket, as long as no other key takes it. If that is full, prefetches its other bucket.
+    /// Room for a key in its home bucket, as long as no other key takes it. If that is full, prefetches its other
+    /// bucket.
     #[inline(always)]
     pub(super) fn room_for(&self, hash: u64) -> IndexSlot {
         self.home_slot(hash, 0)
@@ -221,7 +223,8 @@ impl Index {
         IndexSlot { bucket: home as u32, slot: slot.unwrap_or(WAYS) as u32 }
     }
 
-    /// Adds a key, for which [`Index::room_for`] has found this. Returns false, and changes nothing, when there is no room.
+    /// Adds a key, for which [`Index::room_for`] has found this. Returns false, and changes nothing, when there is no
+    /// room.
     #[must_use]
     #[inline(always)]
     pub(super) fn insert_at(&mut self, room: IndexSlot, hash: u64, place: u32) -> bool {
@@ -240,7 +243,7 @@ impl Index {
         self.buckets.get_mut(bucket as usize)?.words[..WAYS].get_mut(slot as usize)
     }
 
-    /// The same when the home bucket may be full.
+    /// Adds a key whose home bucket may be full.
     #[cold]
     #[inline(never)]
     fn insert_away(&mut self, home: usize, tag: u32, place: u32) -> bool {
@@ -261,7 +264,7 @@ impl Index {
         self.remove_at(self.slot_of(hash, place), hash, place);
     }
 
-    /// The same with what [`Index::slot_of`] has found since keys were last added.
+    /// Removes a key at the slot that [`Index::slot_of`] has found since keys were last added.
     #[inline(always)]
     pub(super) fn remove_at(&mut self, at: IndexSlot, hash: u64, place: u32) {
         match self.word(at) {
@@ -271,7 +274,7 @@ impl Index {
         }
     }
 
-    /// The same for a key that lives away from its home.
+    /// Removes a key that lives away from its home.
     #[cold]
     #[inline(never)]
     fn remove_away(&mut self, hash: u64, place: u32) {
@@ -333,7 +336,7 @@ impl Index {
     }
 }
 
-/// What the search in home buckets needs of an index, to be kept in registers.
+/// The parts of an index that the search in home buckets reads, to be kept in registers.
 #[derive(Clone, Copy)]
 pub(super) struct Homes<'i> {
     buckets: &'i [Bucket],

@@ -114,7 +114,7 @@ fn no_reset<A: Address>(bytes: &[u8]) -> Option<Tuple<A>> {
     flags.is_none_or(|flags| flags & tcp_flags::RST == 0).then_some(tuple)
 }
 
-/// What a router reports about the outer packet.
+/// The report of a router about the outer packet.
 enum Report {
     TooBig { mtu: u32 },
     Lost,

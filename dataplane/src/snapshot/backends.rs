@@ -60,7 +60,7 @@ impl Backend {
     }
 }
 
-/// What the exit of a backend is made from.
+/// The inputs of the exit of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ExitSource {
     /// [`BackendId::without_frontend`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0.

@@ -1,12 +1,12 @@
-//! Captures: every packet is reported once with what became of it, packets leave as without a capture, and a worker that
-//! is busy, or whose copies nobody takes, forwards all the same.
+//! Captures: every packet is reported once with what became of it, packets leave as without a capture, and a worker
+//! that is busy, or whose copies nobody takes, forwards all the same.
 
 use std::sync::Arc;
 
 use dataplane::forward::{
-    CAPTURE_BATCHES, CaptureBatch, CaptureQueue, CapturedPacket, FilterInstruction, FlowUse, Inquired, ObservedEnd, PacketFilter,
-    PacketSource, WorkerCapture,
+    CAPTURE_BATCHES, CaptureBatch, CaptureQueue, CapturedPacket, FlowUse, Inquired, ObservedEnd, PacketSource, WorkerCapture,
 };
+use dataplane::port::{FilterInstruction, PacketFilter};
 use dataplane::tcp_flags::{ACK, FIN, SYN};
 use dataplane::testing::{Packet, arp_request};
 use dataplane::{BURST, DropReason, PacketOutcome, PortIndex};

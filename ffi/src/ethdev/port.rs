@@ -19,9 +19,9 @@ use super::wakeup::{self, Wakeup};
 use crate::device::{AF_PACKET, Device};
 use crate::eal::{Eal, device_requests, log};
 use crate::error::Error;
-use crate::linux::interface;
 use crate::mempool::Mempool;
 use crate::raw;
+use linux::interface;
 
 /// Descriptors of each queue of a port. Drivers adjust the numbers to what their devices take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -242,7 +242,8 @@ impl Admin for Canned {
             sessions: vec![session("up"), session("down"), session("disabled")],
             ..Default::default()
         };
-        let gone = v1::GatewayStatus { name: "edge-2".into(), draining: true, ..Default::default() };
+        let gone =
+            v1::GatewayStatus { name: "edge-2".into(), draining: true, awaited_by: vec!["default".into()], ..Default::default() };
         Ok(Response::new(v1::ListGatewaysResponse { gateways: vec![gateway, gone] }))
     }
 
@@ -269,6 +270,8 @@ impl Admin for Canned {
             available: "18446744073709551871".into(),
             conflict: String::new(),
             unannounced_by: Vec::new(),
+            awaiting: "1".into(),
+            awaited: vec!["edge-2".into()],
         };
         Ok(Response::new(v1::ListPoolsResponse { pools: vec![pool] }))
     }

@@ -1,25 +1,26 @@
-//! The SNAT ports of the process before: which of them rest, and pools in the state in which they were.
+//! The SNAT ports of the process before: the ports that rest, and the state of the pools.
 //!
 //! **Invariant:** a port that a restored flow holds is not handed out, and a port that rested goes on resting.
 //!
-//! Not here: how ports reach the next process (`forward::worker`).
+//! Not here: how ports reach the next process (`forward::flow_transfer`).
 
 use zerocopy::FromZeros;
 
-use super::{PAGE_PORTS, Pool, PoolId, SMALL_POOL_PORTS, SnatPorts, SnatTarget, account_of};
+use super::lease::{PoolId, SnatTarget};
+use super::ports::{PAGE_PORTS, Pool, SMALL_POOL_PORTS, SnatPorts, account_of};
 use crate::flow::tick::{Tick, Ticks};
 use crate::wire::Address;
 
-/// Free ports in a row behind which a pool is taken to have handed out none: those of 256 connections that all ended more
-/// than a minute ago.
+/// Free ports in a row after which a pool is taken to have handed out no further port: 256 connections in a row would
+/// have to have ended more than a minute ago.
 const GAP_MAX: u32 = 256;
 
 /// A port that is not free: held by a flow, or resting for this long.
 pub(crate) type UsedPort = (u16, Option<Ticks>);
 
 impl SnatPorts {
-    /// Passes each port that has not rested long enough to `each`, with its pool and how long it has rested.
-    pub(crate) fn resting(&self, now: Tick, mut each: impl FnMut(PoolId, u16, Ticks)) {
+    /// Passes each port that has not rested long enough to `visit`, with its pool and how long it has rested.
+    pub(crate) fn resting(&self, now: Tick, mut visit: impl FnMut(PoolId, u16, Ticks)) {
         for (index, pool) in (0..self.pools_high_water).zip(&self.pools) {
             let id = PoolId(u32::from(pool.generation) << PoolId::INDEX_BITS | index);
             let (mut page, mut at) = (pool.head, usize::from(pool.head_at));
@@ -27,7 +28,7 @@ impl SnatPorts {
                 let Some(ports) = page.checked_sub(1).and_then(|page| self.pages.get(page as usize)) else { break };
                 let age = now.since(ports.freed[at]);
                 if age < self.rest {
-                    each(id, ports.ports[at], age);
+                    visit(id, ports.ports[at], age);
                 }
                 at += 1;
                 if at == PAGE_PORTS {
@@ -37,22 +38,23 @@ impl SnatPorts {
         }
     }
 
-    /// Splits used ports, sorted, into those that this pool has handed out itself, as far as their order shows it, and the
-    /// rest: partners and the process before may have had others. Its own lie one after another from its first port on.
+    /// Splits used ports, sorted, into the ports that this pool has handed out itself, as far as their order shows it,
+    /// and the ports that partners and the process before had. Its own ports lie one after another from its first port
+    /// on.
     pub(crate) fn split_by_order<A: Address>(
         &self,
         target: &SnatTarget<A>,
         snat: A,
         used: Vec<UsedPort>,
     ) -> (Vec<UsedPort>, Vec<UsedPort>) {
-        let place = self.share.place(target.address, target.port, snat);
+        let entry = self.share.entry(target.address, target.port, snat);
         let (mut is_own, mut found, mut since_last) = (vec![false; used.len()], 0, 0);
         for n in 0..u32::from(self.share.count) {
             if found == used.len() || since_last == GAP_MAX {
                 break;
             }
             since_last += 1;
-            let port = self.share.port::<A>(n, place);
+            let port = self.share.port::<A>(n, entry);
             if let Ok(at) = used.binary_search_by_key(&port, |(port, _)| *port) {
                 (is_own[at], found, since_last) = (true, found + 1, 0);
             }
@@ -62,8 +64,8 @@ impl SnatPorts {
         (ports(own), ports(others))
     }
 
-    /// Takes over the ports of a pool, which must be unused so far. `used` has each port once, sorted. Returns false, and
-    /// changes nothing, if a port is not in this worker's share or there is no room.
+    /// Takes over the ports of a pool, which must be unused so far. `used` has each port once, sorted. Returns false,
+    /// and changes nothing, if a port is not in this worker's share or there is no room.
     ///
     /// A pool hands out ports in order, so free ports between used ones become rested ones.
     pub(crate) fn adopt<A: Address>(
@@ -78,13 +80,13 @@ impl SnatPorts {
         if pool.high_water != 0 {
             return false;
         }
-        let place = self.share.place(target.address, target.port, snat);
+        let entry = self.share.entry(target.address, target.port, snat);
         let (mut found, mut high_water, mut queue) = (0, 0_u32, Vec::new());
         while found < used.len() {
             if high_water == u32::from(self.share.count) {
                 return false;
             }
-            let port = self.share.port::<A>(high_water, place);
+            let port = self.share.port::<A>(high_water, entry);
             high_water += 1;
             match used.binary_search_by_key(&port, |(port, _)| *port) {
                 Ok(at) => {
@@ -101,7 +103,7 @@ impl SnatPorts {
             return false;
         }
         self.held[usize::from(account)] = held;
-        self.pools[id.index()] = Pool { place, account, high_water, generation: id.generation(), ..Pool::new_zeroed() };
+        self.pools[id.index()] = Pool { entry, account, high_water, generation: id.generation(), ..Pool::new_zeroed() };
         self.in_use += high_water;
         self.pools_high_water = self.pools_high_water.max((id.0 & ((1 << PoolId::INDEX_BITS) - 1)) + 1);
         queue.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
