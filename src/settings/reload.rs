@@ -212,7 +212,6 @@ fn embedded(settings: &Settings) -> Option<&ControllerSettings> {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::fs::{self, Permissions};
-    use std::net::IpAddr;
     use std::os::unix::fs::PermissionsExt as _;
 
     use base64::Engine as _;
