@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use bench::BenchArgs;
 use clap::Parser;
 use control::config::{Logs, logging};
-use sluice::run::{self, Privileges, RunError};
+use sluice::commands::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
+use sluice::commands::replay::{self, ReplayError};
+use sluice::commands::run::{self, Privileges, RunError};
+use sluice::commands::{self, doctor, prepare};
 use sluice::settings::reload::Reload;
 use sluice::settings::{Settings, SourceChoice};
-use sluice::tools::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
-use sluice::tools::replay::{self, ReplayError};
-use sluice::tools::{self, doctor, prepare};
 
 #[global_allocator]
 static ALLOCATOR: linux::memory::TablesInHugePages = linux::memory::TablesInHugePages;
@@ -101,7 +101,7 @@ fn exit_code<E: Display>(result: Result<(), E>) -> ExitCode {
 }
 
 fn run_bench(args: &BenchArgs) -> ExitCode {
-    match tools::bench::run(args, &mut io::stdout().lock()) {
+    match commands::bench::run(args, &mut io::stdout().lock()) {
         Err(error) if error.is_usage() => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
     }

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-use objects::scalar::url::ServerUrl;
 use control::gateways::listener::chain;
+use objects::scalar::url::ServerUrl;
 use proto::limits;
 use proto::message_parts::TooManyParts;
 

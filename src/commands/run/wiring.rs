@@ -5,9 +5,9 @@
 
 use std::sync::{Arc, Mutex as StdMutex};
 
-use objects::scalar::url::ServerUrl;
 use control::controller::Running;
 use control::healthz::systemd;
+use objects::scalar::url::ServerUrl;
 use proto::v1::question::Query;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;

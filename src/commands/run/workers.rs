@@ -16,9 +16,9 @@ use super::flow_transfer::FlowTransfer;
 use crate::fleet::replication::ReplicaExchange;
 use crate::flow_records::FlowExport;
 use crate::ports::WorkerPorts;
-use dpdk_port::DpdkPort;
 use crate::settings::Settings;
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
+use dpdk_port::DpdkPort;
 
 /// Why workers did not start.
 #[derive(Debug, thiserror::Error)]
