@@ -9,12 +9,12 @@ use bench::BenchArgs;
 use clap::Parser;
 use control::config::{Logs, logging};
 use control::controller::preflight::Level;
-use sluice::run::{self, Privileges, RunError};
+use sluice::commands::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
+use sluice::commands::replay::{self, ReplayError};
+use sluice::commands::run::{self, Privileges, RunError};
+use sluice::commands::{self, doctor, preflight, prepare};
 use sluice::settings::reload::Reload;
 use sluice::settings::{Settings, SourceChoice};
-use sluice::tools::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
-use sluice::tools::replay::{self, ReplayError};
-use sluice::tools::{self, doctor, preflight, prepare};
 
 #[global_allocator]
 static ALLOCATOR: linux::memory::TablesInHugePages = linux::memory::TablesInHugePages;
@@ -116,7 +116,7 @@ fn exit_code<E: Display>(result: Result<(), E>) -> ExitCode {
 }
 
 fn run_bench(args: &BenchArgs) -> ExitCode {
-    match tools::bench::run(args, &mut io::stdout().lock()) {
+    match commands::bench::run(args, &mut io::stdout().lock()) {
         Err(error) if error.is_usage() => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
     }

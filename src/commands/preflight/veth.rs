@@ -6,7 +6,7 @@
 use crate::machine::Root;
 use crate::ports::af_packet;
 use crate::settings::Settings;
-use crate::tools::doctor::Finding;
+use crate::commands::doctor::Finding;
 
 /// Examines the veths of the ports on the machine below `root`. `offloads` are those of an interface that make frames
 /// that cannot be forwarded ([`offloads_of`] except in tests).
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
     use crate::settings::SourceChoice;
-    use crate::tools::doctor::Level;
+    use crate::commands::doctor::Level;
 
     fn settings() -> Settings {
         let file = tempfile::NamedTempFile::new().unwrap();
