@@ -106,55 +106,67 @@ impl SinkHealth {
     }
 }
 
-/// Exports what workers record until `ended`, and then what is left.
-///
-/// # Errors
-/// None; its type is that of a task.
-pub async fn run(
-    gateway: String,
-    target: RecordTarget,
-    export: Arc<FlowExport>,
-    inquiries: Arc<Inquiries>,
-    ended: CancellationToken,
-) -> Result<(), Failure> {
-    let mut sink = match &target {
-        RecordTarget::Ipfix(at) => Sink::Collector(Collector::new(at.clone(), export.queues.len())),
-        RecordTarget::File(path) => Sink::File(LinesFile::new(path.clone(), gateway)),
-    };
-    let mut health = SinkHealth::default();
-    let mut clock = WallClock::now();
-    let mut is_last = false;
-    while !is_last {
-        is_last = ended.run_until_cancelled(tokio::time::sleep(EXPORT_EVERY)).await.is_none();
-        clock.follow(WallClock::now());
-        for (worker, queue) in export.queues.iter().enumerate() {
-            // One turn takes at most what fits into the queue, so that every worker has its turn.
-            for _ in 0..QUEUE_RECORDS / BATCH {
-                let snapshot = inquiries.snapshot();
-                let taken = std::iter::from_fn(|| queue.take()).take(BATCH);
-                let records: Vec<_> = taken.map(|record| KnownRecord::new(record, worker, &snapshot, clock)).collect();
-                drop(snapshot);
-                if records.is_empty() {
-                    break;
-                }
-                let (lost, error) = sink.export(&records, clock).await;
-                export.lost.fetch_add(lost as u64, Ordering::Relaxed);
-                export.exported.fetch_add((records.len() - lost) as u64, Ordering::Relaxed);
-                match health.note(error, Instant::now()) {
-                    Some(Err(error)) => {
-                        tracing::warn!(%target, %error, "flow records are lost; sluice_flow_records_total counts them");
+/// The task that exports flow records. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct FlowExporter {
+    /// This gateway's name.
+    pub gateway: String,
+    /// Key `flowRecords.to`.
+    pub target: RecordTarget,
+    /// The queues of the workers.
+    pub export: Arc<FlowExport>,
+    /// The snapshot that names Services.
+    pub inquiries: Arc<Inquiries>,
+    /// Cancelled at the end: what is left is exported.
+    pub shutdown: CancellationToken,
+}
+
+impl FlowExporter {
+    /// Exports what workers record until `shutdown`, and then what is left.
+    ///
+    /// # Errors
+    /// None; its type is that of a task.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { gateway, target, export, inquiries, shutdown } = self;
+        let mut sink = match &target {
+            RecordTarget::Ipfix(at) => Sink::Collector(Collector::new(at.clone(), export.queues.len())),
+            RecordTarget::File(path) => Sink::File(LinesFile::new(path.clone(), gateway)),
+        };
+        let mut health = SinkHealth::default();
+        let mut clock = WallClock::now();
+        let mut is_last = false;
+        while !is_last {
+            is_last = shutdown.run_until_cancelled(tokio::time::sleep(EXPORT_EVERY)).await.is_none();
+            clock.follow(WallClock::now());
+            for (worker, queue) in export.queues.iter().enumerate() {
+                // One turn takes at most what fits into the queue, so that every worker has its turn.
+                for _ in 0..QUEUE_RECORDS / BATCH {
+                    let snapshot = inquiries.snapshot();
+                    let taken = std::iter::from_fn(|| queue.take()).take(BATCH);
+                    let records: Vec<_> = taken.map(|record| KnownRecord::new(record, worker, &snapshot, clock)).collect();
+                    drop(snapshot);
+                    if records.is_empty() {
+                        break;
                     }
-                    Some(Ok(())) => tracing::info!(%target, "flow records arrive again"),
-                    None => {}
+                    let (lost, error) = sink.export(&records, clock).await;
+                    export.lost.fetch_add(lost as u64, Ordering::Relaxed);
+                    export.exported.fetch_add((records.len() - lost) as u64, Ordering::Relaxed);
+                    match health.note(error, Instant::now()) {
+                        Some(Err(error)) => {
+                            tracing::warn!(%target, %error, "flow records are lost; sluice_flow_records_total counts them");
+                        }
+                        Some(Ok(())) => tracing::info!(%target, "flow records arrive again"),
+                        None => {}
+                    }
                 }
             }
+            if let Sink::Collector(collector) = &mut sink {
+                // What fails is told by the next record.
+                let _ = collector.refresh(clock).await;
+            }
         }
-        if let Sink::Collector(collector) = &mut sink {
-            // What fails is told by the next record.
-            let _ = collector.refresh(clock).await;
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -48,22 +48,32 @@ struct Limits {
     told: BTreeMap<(Arc<ServiceName>, LimitKind), (Instant, String)>,
 }
 
-/// Keeps `limits` current.
-///
-/// # Errors
-/// Never; it ends with the gateway.
-pub async fn run(
-    served: watch::Receiver<Served>,
-    room: WorkerRoom,
-    limits: watch::Sender<Vec<ServiceLimit>>,
-) -> Result<(), Failure> {
-    let mut ticks = interval(LOOK_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut known = Limits::default();
-    loop {
-        ticks.tick().await;
-        let services = served.borrow().services.clone();
-        send_if_changed(&limits, known.look(&services, &room, Instant::now()));
+/// The task that watches for Services at their limits. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct LimitMonitor {
+    /// The Services, with their counters.
+    pub served: watch::Receiver<Served>,
+    /// The room of the workers.
+    pub room: WorkerRoom,
+    /// Output.
+    pub limits: watch::Sender<Vec<ServiceLimit>>,
+}
+
+impl LimitMonitor {
+    /// Keeps `limits` current.
+    ///
+    /// # Errors
+    /// Never; it ends with the gateway.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { served, room, limits } = self;
+        let mut ticks = interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut known = Limits::default();
+        loop {
+            ticks.tick().await;
+            let services = served.borrow().services.clone();
+            send_if_changed(&limits, known.look(&services, &room, Instant::now()));
+        }
     }
 }
 

@@ -211,6 +211,9 @@ impl Assignment {
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let reach = self.gateways.reach(now_s);
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: reach.counter, absent: &reach.absent, now };
+        let claimed: BTreeSet<&ServiceName> = claims.iter().map(|claim| &claim.service).collect();
+        let forgotten = self.recalled.iter().filter(|(service, _)| !claimed.contains(service));
+        self.allocations.free_forgotten(forgotten.map(|(service, decided)| (service, &decided.addresses[..])), now);
         let mut outcomes = self.allocations.assign(&claims, rules);
         // A Service that is being deleted keeps its addresses but is no longer served; one of another group never was.
         unserved.iter().for_each(|claim| drop(outcomes.remove(&claim.service)));

@@ -17,42 +17,53 @@ use crate::agent::supervisor::Failure;
 /// Longest sleep: timers stand still while the machine is suspended, and the age does not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
-/// Has the state expire `max_age` after a controller last confirmed it, as long as none is `connected`.
-///
-/// # Errors
-/// If `connected` is closed.
-pub async fn run(
-    file: StateFile,
-    known: watch::Sender<Option<GatewayState>>,
-    mut connected: watch::Receiver<bool>,
-    max_age: Duration,
-) -> Result<(), Failure> {
-    let mut confirmed = tokio::task::spawn_blocking(move || file.written()).await?.unwrap_or_else(Moment::now);
-    let mut has_changed = false;
-    loop {
-        let now = Moment::now();
-        // A stream that has ended confirmed the state until now, however short it was.
-        if *connected.borrow_and_update() || std::mem::take(&mut has_changed) {
-            confirmed = now;
-        }
-        let left = max_age.saturating_sub(age(&now, &mut confirmed));
-        if left.is_zero() {
-            if expire(&known, &connected) {
-                tracing::error!(
-                    max_state_age_s = max_age.as_secs(),
-                    "no controller has confirmed the state for longer than `maxStateAge`: only nodes are used of it until one does"
-                );
+/// The task that has a state expire. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct StateAge {
+    /// The file of the state, whose time is that of the last confirmation.
+    pub file: StateFile,
+    /// Input and output: the current state.
+    pub state: watch::Sender<Option<GatewayState>>,
+    /// Whether a controller is connected.
+    pub connected: watch::Receiver<bool>,
+    /// Key `maxStateAge`.
+    pub max_age: Duration,
+}
+
+impl StateAge {
+    /// Has the state expire `max_age` after a controller last confirmed it, as long as none is `connected`.
+    ///
+    /// # Errors
+    /// If `connected` is closed.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { file, state, mut connected, max_age } = self;
+        let mut confirmed = tokio::task::spawn_blocking(move || file.written()).await?.unwrap_or_else(Moment::now);
+        let mut has_changed = false;
+        loop {
+            let now = Moment::now();
+            // A stream that has ended confirmed the state until now, however short it was.
+            if *connected.borrow_and_update() || std::mem::take(&mut has_changed) {
+                confirmed = now;
             }
-            connected.changed().await?;
-            has_changed = true;
-            continue;
-        }
-        tokio::select! {
-            changed = connected.changed() => {
-                changed?;
+            let left = max_age.saturating_sub(age(&now, &mut confirmed));
+            if left.is_zero() {
+                if expire(&state, &connected) {
+                    tracing::error!(
+                        max_state_age_s = max_age.as_secs(),
+                        "no controller has confirmed the state for longer than `maxStateAge`: only nodes are used of it until one does"
+                    );
+                }
+                connected.changed().await?;
                 has_changed = true;
+                continue;
             }
-            () = sleep(left.min(LONGEST_SLEEP)) => {}
+            tokio::select! {
+                changed = connected.changed() => {
+                    changed?;
+                    has_changed = true;
+                }
+                () = sleep(left.min(LONGEST_SLEEP)) => {}
+            }
         }
     }
 }
@@ -70,11 +81,11 @@ fn age(now: &Moment, confirmed: &mut Moment) -> Duration {
 
 /// Marks the state as expired, unless a controller has spoken meanwhile, which says so before it sends its state. Returns
 /// whether it is news.
-fn expire(known: &watch::Sender<Option<GatewayState>>, connected: &watch::Receiver<bool>) -> bool {
-    known.send_if_modified(|known| {
+fn expire(state: &watch::Sender<Option<GatewayState>>, connected: &watch::Receiver<bool>) -> bool {
+    state.send_if_modified(|state| {
         // Under the lock of the state: the state of the controller comes after this, or came before.
-        let Some(known) = known.as_mut().filter(|_| !*connected.borrow()) else { return false };
-        std::mem::replace(&mut known.origin, Origin::Expired) != Origin::Expired
+        let Some(state) = state.as_mut().filter(|_| !*connected.borrow()) else { return false };
+        std::mem::replace(&mut state.origin, Origin::Expired) != Origin::Expired
     })
 }
 
@@ -108,7 +119,7 @@ mod tests {
         let file = StateFile::new(StateDirs::with_runtime(dir.path(), None));
         let (sender, mut seen) = watch::channel(known(Origin::Controller));
         let (link, connected) = watch::channel(true);
-        let task = tokio::spawn(run(file, sender.clone(), connected, Duration::from_millis(20)));
+        let task = tokio::spawn(StateAge { file, state: sender.clone(), connected, max_age: Duration::from_millis(20) }.run());
         assert_eq!(
             (seen.borrow().as_ref().unwrap().origin, endpoints(&seen.borrow())),
             (Origin::Controller, 1),
@@ -148,7 +159,7 @@ mod tests {
         assert!(age_of_file >= Age::ByTimeOfDay(Duration::from_secs(3599)), "{age_of_file:?}");
         let (sender, mut seen) = watch::channel(known(Origin::Disk));
         let (_link, connected) = watch::channel(false);
-        let task = tokio::spawn(run(file, sender, connected, Duration::from_secs(3000)));
+        let task = tokio::spawn(StateAge { file, state: sender, connected, max_age: Duration::from_secs(3000) }.run());
         let has_expired = |known: &Option<GatewayState>| known.as_ref().unwrap().origin == Origin::Expired;
         timeout(LONG, seen.wait_for(has_expired)).await.unwrap().unwrap();
         task.abort();
@@ -163,7 +174,7 @@ mod tests {
         file.save(&known(Origin::Disk).unwrap().state, false, written).unwrap();
         let (sender, mut seen) = watch::channel(known(Origin::Disk));
         let (link, connected) = watch::channel(false);
-        let task = tokio::spawn(run(file, sender.clone(), connected, Duration::from_secs(3000)));
+        let task = tokio::spawn(StateAge { file, state: sender.clone(), connected, max_age: Duration::from_secs(3000) }.run());
         let has_expired = |known: &Option<GatewayState>| known.as_ref().unwrap().origin == Origin::Expired;
         timeout(LONG, seen.wait_for(has_expired)).await.unwrap().unwrap();
         link.send_replace(true);

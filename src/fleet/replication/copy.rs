@@ -201,6 +201,7 @@ mod tests {
 
     use super::super::agreement::Agreement;
     use super::super::exchange::ReplicaExchange;
+    use super::super::hub::HubParts;
     use super::super::seal::Identity;
     use super::*;
 
@@ -239,8 +240,17 @@ mod tests {
         let answers = watch::Sender::<VipAnswers>::default();
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let inquiries = Arc::new(crate::worker_threads::inquiries::tests::without_workers());
-        let inputs = (answers.subscribe(), tunables.subscribe());
-        let hub = Arc::new(Hub::new((own, agreement), (settings.after, None), (exchange, inquiries), inputs, socket));
+        let hub = Arc::new(Hub::new(HubParts {
+            own,
+            agreement,
+            keys: None,
+            after: settings.after,
+            exchange,
+            inquiries,
+            answers: answers.subscribe(),
+            tunables: tunables.subscribe(),
+            socket,
+        }));
         for owned in [0b11, 0b01] {
             let groups = Some(OwnedGroups { groups: 2, owned });
             answers.send_replace(VipAnswers { groups, ..VipAnswers::default() });
