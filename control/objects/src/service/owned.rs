@@ -198,7 +198,9 @@ impl ServiceObject {
     pub fn left_over(service: &Service) -> Option<Self> {
         let is_left = |one: &Self| {
             let is_ours = one.held.has_marks() || (!one.held.ingress.is_empty() && one.status_is_ours);
-            is_ours && !(one.is_load_balancer && !one.is_deleted) && !one.uid.is_empty() && !one.resource_version.is_empty()
+            let is_candidate = one.is_load_balancer && !one.is_deleted;
+            let is_in_cluster = !(one.uid.is_empty() || one.resource_version.is_empty());
+            is_ours && is_in_cluster && !is_candidate
         };
         Self::of(service).filter(is_left)
     }
