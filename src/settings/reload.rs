@@ -7,6 +7,7 @@
 //! Not here: reading the file (`settings`), and what a key means.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -40,15 +41,64 @@ pub struct Reloaded {
     pub applied: Vec<String>,
     /// Keys that differ and take effect at the next start.
     pub at_next_start: Vec<String>,
+    /// Which part of key `snat` is in effect, and which is not.
+    pub snat: SnatChange,
+}
+
+/// A change of `snat.addresses`: an address by which flows may exist stays until the next start, and one that finds no room
+/// beside it waits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SnatChange {
+    /// In use from now on.
+    pub added: Vec<IpAddr>,
+    /// Removed from the file, and in use until the next start.
+    pub kept: Vec<IpAddr>,
+    /// Added to the file, and in use from the next start on.
+    pub waiting: Vec<IpAddr>,
+}
+
+impl SnatChange {
+    /// From the addresses in use `before`, those in use `now` and those of the file.
+    fn between(before: &[IpAddr], now: &[IpAddr], file: &[IpAddr]) -> Self {
+        let without = |all: &[IpAddr], some: &[IpAddr]| all.iter().filter(|one| !some.contains(one)).copied().collect();
+        Self { added: without(now, before), kept: without(now, file), waiting: without(file, now) }
+    }
+
+    /// What is in effect, in words.
+    fn applied(&self) -> String {
+        texts([("added", &self.added)])
+    }
+
+    /// What is not, in words.
+    fn at_next_start(&self) -> String {
+        let all = texts([("removed", &self.kept), ("added", &self.waiting)]);
+        if all.is_empty() { " (order)".to_owned() } else { all }
+    }
+}
+
+/// ` (added 192.0.2.5, removed 192.0.2.3)`.
+fn texts<const N: usize>(all: [(&str, &Vec<IpAddr>); N]) -> String {
+    let of = |(what, addresses): (&str, &Vec<IpAddr>)| {
+        let list: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        (!list.is_empty()).then(|| format!("{what} {}", list.join(" ")))
+    };
+    let all: Vec<_> = all.into_iter().filter_map(of).collect();
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
 }
 
 impl fmt::Display for Reloaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.applied.as_slice(), self.at_next_start.as_slice()) {
-            ([], []) => write!(f, "nothing has changed"),
-            (applied, []) => write!(f, "in effect: {}", applied.join(", ")),
-            ([], later) => write!(f, "nothing can change while the gateway runs; restart sluiced for: {}", later.join(", ")),
-            (applied, later) => write!(f, "in effect: {}; restart sluiced for: {}", applied.join(", "), later.join(", ")),
+        let named = |keys: &[String], of_snat: &str| {
+            let text = |key: &String| if key == "snat" { format!("{key}{of_snat}") } else { key.clone() };
+            keys.iter().map(text).collect::<Vec<_>>().join(", ")
+        };
+        let applied = named(&self.applied, &self.snat.applied());
+        let later = named(&self.at_next_start, &self.snat.at_next_start());
+        match (applied.as_str(), later.as_str()) {
+            ("", "") => write!(f, "nothing has changed"),
+            (applied, "") => write!(f, "in effect: {applied}"),
+            ("", later) => write!(f, "nothing can change while the gateway runs; restart sluiced for: {later}"),
+            (applied, later) => write!(f, "in effect: {applied}; restart sluiced for: {later}"),
         }
     }
 }
@@ -137,6 +187,7 @@ impl Reload {
         // The rest of the key is in effect.
         let flows = at_next_start.iter_mut().filter(|key| *key == "flows");
         flows.for_each(|key| "flows.maxPerWorker".clone_into(key));
+        let snat = SnatChange::between(&running.snat, &next.snat, &new.snat);
         if next.logs != running.logs {
             control::config::logging::change(next.logs);
         }
@@ -146,7 +197,7 @@ impl Reload {
         send_if_changed(&self.controller, embedded(&next).cloned());
         self.reloads.send_modify(|reloads| *reloads += 1);
         *running = next;
-        Ok(Reloaded { applied, at_next_start })
+        Ok(Reloaded { applied, at_next_start, snat })
     }
 }
 
@@ -161,7 +212,6 @@ fn embedded(settings: &Settings) -> Option<&ControllerSettings> {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::fs::{self, Permissions};
-    use std::net::IpAddr;
     use std::os::unix::fs::PermissionsExt as _;
 
     use base64::Engine as _;
@@ -249,7 +299,7 @@ pub(crate) mod tests {
         for (text, applied, at_next_start, said) in rows {
             let result = reloaded(&text).1.unwrap();
             assert!(result.to_string().contains(said), "{result}");
-            assert_eq!(result, Reloaded { applied, at_next_start }, "{text}");
+            assert_eq!((result.applied, result.at_next_start), (applied, at_next_start), "{text}");
         }
     }
 
@@ -272,6 +322,8 @@ pub(crate) mod tests {
         assert_eq!(reload.profile().borrow().own, addresses(&[2, 3, 4]));
         assert_eq!(reload.controller().borrow().as_ref().unwrap().profile.own, addresses(&[2, 3, 4]), "never VIPs");
         let again = reloaded_again(&reload, &with("192.0.2.5, 192.0.2.4"));
+        let said = "in effect: snat (added 192.0.2.5); restart sluiced for: snat (removed 192.0.2.3)";
+        assert_eq!(again.to_string(), said);
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
         assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4, 5]), "flows hold ports of 192.0.2.3");
     }
@@ -283,6 +335,13 @@ pub(crate) mod tests {
         let (reload, result) = reloaded(&with(&addresses(3), ""));
         assert!(result.unwrap().at_next_start.is_empty());
         let again = reloaded_again(&reload, &with(&addresses(6), ", 'fd00::1'"));
+        let waiting = "192.0.2.11 192.0.2.12 192.0.2.13)";
+        assert!(
+            again
+                .to_string()
+                .ends_with(&format!("restart sluiced for: snat (removed 192.0.2.3 192.0.2.4 192.0.2.5, added {waiting}")),
+            "{again}"
+        );
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
         let used: Vec<_> = reload.tunables().borrow().snat.iter().map(ToString::to_string).collect();
         assert_eq!(used, [addresses(3), vec!["fd00::1".to_owned()]].concat(), "the old ones first, the rest at the next start");

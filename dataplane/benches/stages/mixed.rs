@@ -16,7 +16,7 @@ use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protoco
 
 use crate::gateway::{BURSTS, Gateway, UPLINK, answer, ip};
 
-/// The services of twenty flows: 60 % `nat`, each other mode 10 %; 65 % IPv4.
+/// The services of twenty flows: 60 % `nat`, each other mode 10 %; 60 % IPv4.
 const SERVICES: [(Mode, Family, u8); 10] = [
     (Mode::Nat, Family::V4, 8),
     (Mode::Nat, Family::V6, 4),

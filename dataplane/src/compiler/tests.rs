@@ -428,8 +428,8 @@ fn each_address_has_one_role() {
         ("192.0.2.77", AddressRole::Twin(UPLINK)),
         ("8.8.8.8", AddressRole::Elsewhere),
     ];
-    for (address, place) in rows {
-        assert_eq!(snapshot.role(v4(address)), place, "{address}");
+    for (address, role) in rows {
+        assert_eq!(snapshot.role(v4(address)), role, "{address}");
     }
     assert_eq!(snapshot.role(v6("2001:db8::1:7")), AddressRole::PoolUnused);
     assert_eq!(rig.compiler.initial().role(v4("10.0.0.3")), AddressRole::Snat);

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 use zerocopy::FromZeros;
 
-use super::snat::{PoolId, SnatLease};
+use super::snat::{PoolId, SnatLease, TARGETS_MAX};
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
 use crate::stats::{COUNTED_BACKENDS, CounterSlot, FrontendNumber};
@@ -89,7 +89,7 @@ impl BackendId {
 
 /// Number of slots of backends: as many as there may be targets.
 pub(crate) const BACKEND_SLOTS: usize = 1 << 17;
-const _: () = assert!(BACKEND_SLOTS == COUNTED_BACKENDS);
+const _: () = assert!(BACKEND_SLOTS == TARGETS_MAX as usize && BACKEND_SLOTS == COUNTED_BACKENDS);
 const _: () = assert!(BACKEND_SLOTS << BackendId::GENERATION_BITS == 1 << BackendId::PACKED_BITS);
 
 /// Slot number of an unknown next hop.

@@ -9,7 +9,7 @@ use super::state::FlowState;
 use super::tick::{Tick, Ticks};
 use crate::wire::Address;
 
-/// Bounds of the time between two news of a flow.
+/// Bounds of the time between two events of a flow that go to partners.
 const REFRESH: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
 
 /// Ports below this one are well known: questions to them are answered at once (RFC 6335 section 6).

@@ -40,7 +40,7 @@ const SLOTS: u32 = (1 << WAYS) - 1;
 const AWAY: u32 = 1 << WAYS;
 
 impl Bucket {
-    /// The words that equal `pattern` where `mask` has ones, as bits. The last one, which is no slot, takes part:
+    /// The words that equal `pattern` where `mask` has ones, as bits. The last word, which is no slot, takes part:
     /// callers that compare keys need not care.
     #[inline(always)]
     fn matching(&self, pattern: u32, mask: u32) -> u32 {
@@ -192,7 +192,7 @@ impl Index {
         let bucket = &self.buckets[home];
         let mut in_bucket = |bucket: &Bucket| {
             let slots = SetBits(bucket.matching(tag, self.tag_mask));
-            slots.map(|slot| bucket.words[slot] & !self.tag_mask).find(|&place| is_it(place))
+            slots.map(|slot| bucket.words[slot] & !self.tag_mask).find(|&position| is_it(position))
         };
         let found = in_bucket(bucket);
         if found.is_some() || !bucket.has_away() { found } else { in_bucket(&self.buckets[self.other(home, tag)]) }
@@ -208,8 +208,8 @@ impl Index {
     /// The slot of a key that is in the index with exactly this position, if it is in its home bucket. Otherwise
     /// prefetches its other bucket.
     #[inline(always)]
-    pub(super) fn slot_of(&self, hash: u64, place: u32) -> IndexSlot {
-        self.home_slot(hash, self.tag(hash) | place)
+    pub(super) fn slot_of(&self, hash: u64, position: u32) -> IndexSlot {
+        self.home_slot(hash, self.tag(hash) | position)
     }
 
     #[inline(always)]
@@ -227,12 +227,12 @@ impl Index {
     /// room.
     #[must_use]
     #[inline(always)]
-    pub(super) fn insert_at(&mut self, room: IndexSlot, hash: u64, place: u32) -> bool {
+    pub(super) fn insert_at(&mut self, room: IndexSlot, hash: u64, position: u32) -> bool {
         let tag = self.tag(hash);
         match self.word(room) {
             // No key that lives away from its home was here last.
-            Some(word) if *word == 0 => *word = tag | place,
-            _ => return self.insert_away(self.home(hash), tag, place),
+            Some(word) if *word == 0 => *word = tag | position,
+            _ => return self.insert_away(self.home(hash), tag, position),
         }
         true
     }
@@ -246,7 +246,7 @@ impl Index {
     /// Adds a key whose home bucket may be full.
     #[cold]
     #[inline(never)]
-    fn insert_away(&mut self, home: usize, tag: u32, place: u32) -> bool {
+    fn insert_away(&mut self, home: usize, tag: u32, position: u32) -> bool {
         let other = self.other(home, tag);
         let target = match (self.buckets[home].slot_of(0), self.buckets[other].slot_of(0)) {
             (Some(slot), _) => Some((home, slot)),
@@ -254,33 +254,33 @@ impl Index {
             (None, None) => self.make_room(home, other),
         };
         let Some((bucket, slot)) = target else { return false };
-        self.buckets[bucket].put(slot, tag | place, bucket != home);
+        self.buckets[bucket].put(slot, tag | position, bucket != home);
         self.buckets[home].count_away(bucket != home, false);
         true
     }
 
     /// Removes a key that is in the index with exactly this position.
-    pub(super) fn remove(&mut self, hash: u64, place: u32) {
-        self.remove_at(self.slot_of(hash, place), hash, place);
+    pub(super) fn remove(&mut self, hash: u64, position: u32) {
+        self.remove_at(self.slot_of(hash, position), hash, position);
     }
 
     /// Removes a key at the slot that [`Index::slot_of`] has found since keys were last added.
     #[inline(always)]
-    pub(super) fn remove_at(&mut self, at: IndexSlot, hash: u64, place: u32) {
+    pub(super) fn remove_at(&mut self, at: IndexSlot, hash: u64, position: u32) {
         match self.word(at) {
             // At home, so it is no guest.
             Some(word) => *word = 0,
-            None => self.remove_away(hash, place),
+            None => self.remove_away(hash, position),
         }
     }
 
     /// Removes a key that lives away from its home.
     #[cold]
     #[inline(never)]
-    fn remove_away(&mut self, hash: u64, place: u32) {
+    fn remove_away(&mut self, hash: u64, position: u32) {
         let (home, tag) = (self.home(hash), self.tag(hash));
         let other = self.other(home, tag);
-        if let Some(slot) = self.buckets[other].slot_of(tag | place) {
+        if let Some(slot) = self.buckets[other].slot_of(tag | position) {
             self.buckets[other].put(slot, 0, false);
             self.buckets[home].count_away(false, true);
         }
@@ -368,7 +368,7 @@ impl Homes<'_> {
     pub(super) fn candidate(self, hash: u64, compare: impl Compare) -> Guess {
         let Some(bucket) = self.buckets.get(self.home(hash)) else { return Guess::Nowhere };
         match self.first(bucket, self.tag(hash), compare) {
-            Some(place) => Guess::At(place),
+            Some(position) => Guess::At(position),
             None if bucket.has_away() => Guess::Away,
             None => Guess::Nowhere,
         }
@@ -399,15 +399,15 @@ mod tests {
             let mut index = Index::with_buckets(buckets, positions).unwrap();
             let keys: Vec<(u64, u32)> =
                 (0..u32::try_from(buckets * WAYS * 97 / 100).unwrap()).map(|i| (split_mix(u64::from(i)), i)).collect();
-            for &(hash, place) in &keys {
-                assert!(index.insert_at(index.room_for(hash), hash, place), "no room for key {place} of {}", keys.len());
+            for &(hash, position) in &keys {
+                assert!(index.insert_at(index.room_for(hash), hash, position), "no room for key {position} of {}", keys.len());
             }
-            for &(hash, place) in &keys {
-                assert_eq!(index.find(hash, |p| p == place), Some(place));
+            for &(hash, position) in &keys {
+                assert_eq!(index.find(hash, |p| p == position), Some(position));
             }
-            for &(hash, place) in &keys {
-                index.remove(hash, place);
-                assert_eq!(index.find(hash, |p| p == place), None);
+            for &(hash, position) in &keys {
+                index.remove(hash, position);
+                assert_eq!(index.find(hash, |p| p == position), None);
             }
             assert!(index.buckets.iter().all(|b| b.words == [0; WAYS + 1]));
         }
@@ -418,7 +418,7 @@ mod tests {
         let mut index = Index::with_buckets(64, 64).unwrap();
         let hash = split_mix(42);
         assert_ne!(index.home(hash), index.other(index.home(hash), index.tag(hash)));
-        let taken = (0..40).filter(|&place| index.insert_at(index.room_for(hash), hash, place)).count();
+        let taken = (0..40).filter(|&position| index.insert_at(index.room_for(hash), hash, position)).count();
         assert_eq!(taken, 2 * WAYS);
         assert_eq!(index.find(hash, |p| p == 29), Some(29));
         assert_eq!(index.find(hash, |p| p == 30), None);

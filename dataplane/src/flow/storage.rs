@@ -228,8 +228,8 @@ impl<K: TupleKey> HotFlow<K> {
     /// Stores the route to the client, if it is here.
     #[inline(always)]
     fn set_route(&mut self, route: u32) -> bool {
-        let place = self.rest.as_mut().first_mut();
-        place.map(|place| *place = route).is_some()
+        let word = self.rest.as_mut().first_mut();
+        word.map(|word| *word = route).is_some()
     }
 
     #[inline(always)]

@@ -93,7 +93,7 @@ pub struct Worker<P: Port, O = ()> {
     saved: Option<Arc<SavedFlows>>,
     /// Inquiries of the agent.
     mailbox: Option<Arc<Mailbox>>,
-    /// Flows of partners, and news for them.
+    /// The replication of flows with partners.
     replication: Option<Replicating>,
     /// Seed of the hashes of its tables.
     seed: u64,

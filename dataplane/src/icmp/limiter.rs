@@ -72,7 +72,7 @@ impl AnswerLimiter {
         self.answers.allow(bucket_of(source, self.seed), now_ns)
     }
 
-    /// Whether `source` may be told now that a packet is too big; if so that is counted. The rates are those of
+    /// Whether an error that a packet is too big may go to `source` now; if so it is counted. The rates are those of
     /// answers, and separate from these.
     pub fn allow_too_big<A: Address>(&mut self, source: A, now_ns: u64) -> bool {
         self.too_big.allow(bucket_of(source, self.seed), now_ns)

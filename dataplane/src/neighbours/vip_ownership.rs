@@ -25,7 +25,7 @@ use crate::stats::Tally;
 use crate::wire::{Address, Headers, Mac, Tags, protocol, transport_bytes};
 use crate::workers::Egress;
 
-/// Length of a lease in intervals of advertisements. Others wait for at least as many (RFC 9568 section 6.1).
+/// Length of a lease in intervals of advertisements. Other gateways wait for at least as many (RFC 9568 section 6.1).
 pub const LEASE_INTERVALS: u32 = 3;
 /// Claims of other stations that wait for the agent, without an election; more are not needed to report one.
 const CLAIMS_MAX: usize = 64;

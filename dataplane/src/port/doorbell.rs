@@ -11,7 +11,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Wakes one thread. Others read the flag at every ring, so it has its own pair of cache lines.
+/// Wakes one thread. Other threads read the flag at every ring, so it has its own pair of cache lines.
 #[repr(align(128))]
 pub struct Doorbell {
     armed: AtomicBool,

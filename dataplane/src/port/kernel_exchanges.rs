@@ -135,16 +135,16 @@ fn is_for_accepted_peer<A: Address>(frame: &[u8], headers: &Headers<A>) -> bool 
 
 /// Slot and tag of a hash. The tag is not 0.
 #[allow(clippy::cast_possible_truncation)] // taken apart
-fn place(tags: &[AtomicU32], hash: u64) -> Option<(&AtomicU32, u32)> {
+fn entry_of(tags: &[AtomicU32], hash: u64) -> Option<(&AtomicU32, u32)> {
     Some((tags.get((hash >> 32) as usize % tags.len().max(1))?, hash as u32 | 1))
 }
 
 fn put(tags: &[AtomicU32], hash: u64) {
-    if let Some((known, tag)) = place(tags, hash).filter(|(known, tag)| known.load(Ordering::Relaxed) != *tag) {
+    if let Some((known, tag)) = entry_of(tags, hash).filter(|(known, tag)| known.load(Ordering::Relaxed) != *tag) {
         known.store(tag, Ordering::Relaxed);
     }
 }
 
 fn has(tags: &[AtomicU32], hash: u64) -> bool {
-    place(tags, hash).is_some_and(|(known, tag)| known.load(Ordering::Relaxed) == tag)
+    entry_of(tags, hash).is_some_and(|(known, tag)| known.load(Ordering::Relaxed) == tag)
 }

@@ -145,11 +145,11 @@ impl Candidates {
     /// Adds a period, by the ages of its beginning and its end.
     fn add(&mut self, id: BackendId, since: Ticks, until: Ticks) {
         let weight = age_weight(since).saturating_sub(age_weight(until));
-        for place in &mut self.found {
-            match place {
+        for entry in &mut self.found {
+            match entry {
                 Some((candidate, sum)) if *candidate == id => *sum += weight,
                 Some(_) => continue,
-                None => *place = Some((id, weight)),
+                None => *entry = Some((id, weight)),
             }
             return;
         }

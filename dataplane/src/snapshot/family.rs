@@ -110,8 +110,8 @@ impl<A: Address> AddressRoles<A> {
 
     #[inline]
     pub(crate) fn of(&self, address: A) -> AddressRole {
-        if let Some(&place) = self.exact.get(&address) {
-            return place;
+        if let Some(&role) = self.exact.get(&address) {
+            return role;
         }
         let after = self.pools.partition_point(|&(first, _)| first <= address);
         match after.checked_sub(1).map(|at| self.pools[at]) {

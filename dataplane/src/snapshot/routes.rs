@@ -65,7 +65,7 @@ impl Exit {
         Self { addresses: [0; 12], mtu: 0, port: PortIndex(0), link_bytes: 0, tags: [0; 8], link: Link::NONE, backend: 0 };
     /// The backend is its own next hop.
     const ON_LINK: u32 = 1;
-    /// The backend is behind a group of next hops. No packet takes the exit; [`Exit::group`] tells the group.
+    /// The backend is behind a group of next hops. No packet takes the exit; [`Exit::group`] is the group.
     const BEHIND_GROUP: u32 = 2;
 
     /// The exit by a link of a port, towards the next hop with this Ethernet address.
@@ -169,8 +169,8 @@ impl Exit {
     #[inline(never)]
     fn write_tags(&self, frame: &mut [u8]) {
         let tags = self.link_bytes().saturating_sub(Ethernet::BYTES.into()).min(self.tags.len());
-        if let Some(place) = frame.get_mut(12..12 + tags) {
-            place.copy_from_slice(&self.tags[..tags]);
+        if let Some(bytes) = frame.get_mut(12..12 + tags) {
+            bytes.copy_from_slice(&self.tags[..tags]);
         }
     }
 }

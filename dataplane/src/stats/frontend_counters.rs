@@ -97,11 +97,11 @@ impl FrontendCounters {
     pub fn join(&self, slots: impl IntoIterator<Item = u32>, workers: &[Arc<WorkerCounters>]) {
         let mut members = self.members();
         for slot in slots {
-            if let Err(place) = members.slots.binary_search(&slot) {
+            if let Err(index) = members.slots.binary_search(&slot) {
                 workers.iter().for_each(|worker| worker.prepare(slot, self.number));
                 let before = FrontendTotals { flows: 0, ..self.counted(slot, workers) };
                 members.others = members.others.with(&before, u64::wrapping_sub);
-                members.slots.insert(place, slot);
+                members.slots.insert(index, slot);
             }
         }
     }
@@ -109,10 +109,10 @@ impl FrontendCounters {
     /// Removes a backend whose slot is free. Its counts stay in the totals.
     pub(crate) fn leave(&self, slot: u32, workers: &[Arc<WorkerCounters>]) {
         let mut members = self.members();
-        if let Ok(place) = members.slots.binary_search(&slot) {
+        if let Ok(index) = members.slots.binary_search(&slot) {
             let counted = FrontendTotals { flows: 0, ..self.counted(slot, workers) };
             members.others = members.others.with(&counted, u64::wrapping_add);
-            members.slots.remove(place);
+            members.slots.remove(index);
         }
     }
 

@@ -29,7 +29,7 @@ struct PortEntries {
 
 impl PortEntries {
     /// `None` when two ports of a block have the same entry under this key.
-    #[allow(clippy::cast_possible_truncation)] // places and lower bits of ports are below 128
+    #[allow(clippy::cast_possible_truncation)] // entries and lower bits of ports are below 128
     fn new<A: Address>(toeplitz: &Toeplitz) -> Option<Self> {
         let entry = |port: usize| (toeplitz.of_destination_port::<A>(port as u16) & MASK) as u8;
         let mut lower = [u8::MAX; BLOCK];
@@ -89,7 +89,7 @@ impl PortSpread {
         let per_block = u32::from(self.ports_per_block(worker)).max(1);
         let entry = u32::from(worker) + n % per_block * u32::from(self.workers);
         let block = usize::from(first) / BLOCK + (n / per_block) as usize;
-        let places = if A::BYTES == 4 { &self.v4 } else { &self.v6 };
-        places.port(block, entry ^ u32::from(without_port))
+        let entries = if A::BYTES == 4 { &self.v4 } else { &self.v6 };
+        entries.port(block, entry ^ u32::from(without_port))
     }
 }

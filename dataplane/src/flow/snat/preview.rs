@@ -114,9 +114,9 @@ impl TrialPorts {
         for pool in addresses.iter().map(|address| PoolId::new(target, address.index)) {
             self.changed.push(pool);
             if lease.is_none_or(|lease| lease.pool != pool)
-                && let Some(place) = self.ports.pools.get_mut(pool.index())
+                && let Some(state) = self.ports.pools.get_mut(pool.index())
             {
-                *place = used_up;
+                *state = used_up;
             }
         }
         &mut self.ports

@@ -22,7 +22,7 @@ use crate::wire::{Transport, sctp_chunk, tcp_flags};
 
 /// A flow that lives longer than this gets a record each time it has passed, while it carries packets.
 pub const ACTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// So does one that carried this many packets in one direction: half of what a meter can count.
+/// A flow also gets a record if it carried this many packets in one direction: half of what a meter can count.
 const PACKETS_MAX: u32 = 1 << 31;
 
 /// Meters hold times in units of 2^20 ns, about 1 ms, modulo 2^32: 52 days. An interval ends after [`ACTIVE_TIMEOUT`].

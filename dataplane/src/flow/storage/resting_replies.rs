@@ -57,14 +57,14 @@ impl RestingReplies {
     pub(super) fn add(&mut self, hash: u64, freed: Tick, now: Tick) {
         let tag = tag_of(hash);
         let bucket = &mut self.buckets[self.position(hash)].0;
-        // Its own place, a free one, or that of the port that has rested longest.
+        // Its own entry, a free one, or that of the port that has rested longest.
         let order = |entry: &&mut u64| match parts(**entry) {
             (known, _) if known == tag => (2, 0),
             (0, _) => (1, 0),
             (_, freed) => (0, now.since(freed).0),
         };
-        if let Some(place) = bucket.iter_mut().max_by_key(order) {
-            *place = u64::from(tag) << 32 | u64::from(freed.0);
+        if let Some(entry) = bucket.iter_mut().max_by_key(order) {
+            *entry = u64::from(tag) << 32 | u64::from(freed.0);
         }
     }
 

@@ -63,7 +63,7 @@ impl<A: Address, C: Compare> CandidateSearch<'_, A, C> {
     #[inline(always)]
     pub(crate) fn of(&self, hash: u64) -> Option<Candidate> {
         match self.homes.candidate(hash, self.compare) {
-            Guess::At(place) => Some(self.table.prefetch_entry(place, self.with_routes)),
+            Guess::At(position) => Some(self.table.prefetch_entry(position, self.with_routes)),
             Guess::Away => {
                 self.table.index.prefetch_away(hash);
                 None
@@ -105,15 +105,15 @@ pub struct FlowTable<A: Address> {
 }
 
 /// The value stored in the index: the entry, and in the lowest bit the direction.
-const fn place(index: u32, direction: Direction) -> u32 {
+const fn position(index: u32, direction: Direction) -> u32 {
     match direction {
         Direction::ToBackend => index << 1,
         Direction::ToClient => index << 1 | 1,
     }
 }
 
-const fn entry_of(place: u32) -> (u32, Direction) {
-    (place >> 1, if place & 1 == 0 { Direction::ToBackend } else { Direction::ToClient })
+const fn entry_of(position: u32) -> (u32, Direction) {
+    (position >> 1, if position & 1 == 0 { Direction::ToBackend } else { Direction::ToClient })
 }
 
 /// The pool of a flow's SNAT port, if it has one.
@@ -299,14 +299,14 @@ impl<A: Address> FlowTable<A> {
     /// As [`FlowTable::candidate`], in the other line of tags.
     #[inline]
     pub fn candidate_away(&self, hash: u64) -> Candidate {
-        self.index.candidate_away(hash).map_or(Candidate::NONE, |place| self.prefetch_entry(place, true))
+        self.index.candidate_away(hash).map_or(Candidate::NONE, |position| self.prefetch_entry(position, true))
     }
 
     #[inline(always)]
-    fn prefetch_entry(&self, place: u32, with_route: bool) -> Candidate {
-        let (index, direction) = entry_of(place);
+    fn prefetch_entry(&self, position: u32, with_route: bool) -> Candidate {
+        let (index, direction) = entry_of(position);
         self.storage.prefetch(index, with_route && direction == Direction::ToClient);
-        Candidate(place)
+        Candidate(position)
     }
 
     /// Third pass: the flow of a tuple, and the direction of the tuple in it. Compares the full key, with that of the
@@ -325,14 +325,14 @@ impl<A: Address> FlowTable<A> {
     #[must_use]
     #[inline(never)]
     pub fn search(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
-        let Candidate(place) = self.search_key(hash, &A::Key::of(tuple), tuple.protocol)?;
-        let (index, direction) = entry_of(place);
+        let Candidate(position) = self.search_key(hash, &A::Key::of(tuple), tuple.protocol)?;
+        let (index, direction) = entry_of(position);
         Some((FlowIndex(index), direction))
     }
 
     /// As [`FlowTable::search`], by addresses and ports in wire order.
     pub(crate) fn search_key(&self, hash: u64, key: &A::Key, protocol: u8) -> Option<Candidate> {
-        self.index.find(hash, |place| self.matches(place, key, protocol)).map(Candidate)
+        self.index.find(hash, |position| self.matches(position, key, protocol)).map(Candidate)
     }
 
     /// The use of a SNAT port that its pool does not know, by the hash of the replies: a flow of a partner or of the
@@ -368,8 +368,8 @@ impl<A: Address> FlowTable<A> {
     }
 
     /// Whether a position of the index stands for the entry and direction of a key.
-    fn matches(&self, place: u32, key: &A::Key, protocol: u8) -> bool {
-        let (index, direction) = entry_of(place);
+    fn matches(&self, position: u32, key: &A::Key, protocol: u8) -> bool {
+        let (index, direction) = entry_of(position);
         self.storage
             .hot(index)
             .is_some_and(|flow| flow.key(direction) == key && flow.state().is_some_and(|state| state.protocol() == protocol))
@@ -415,7 +415,7 @@ impl<A: Address> FlowTable<A> {
         self.storage.begin(index, begun, now);
         self.clients.add(client_of(begun.keys[Direction::ToBackend as usize]), begun.pool);
         self.order.push(index, YieldClass::Unconfirmed, Some(begun.pool), now);
-        Ok(Candidate(place(index, Direction::ToBackend)))
+        Ok(Candidate(position(index, Direction::ToBackend)))
     }
 
     /// Room for a flow with this hash in the index, for as long as no other flow takes it.
@@ -432,11 +432,11 @@ impl<A: Address> FlowTable<A> {
             None if (self.high_water as usize) < self.storage.len() => self.high_water,
             None => return Err(Full),
         };
-        if !self.index.insert_at(rooms[0], to_backend, place(index, Direction::ToBackend)) {
+        if !self.index.insert_at(rooms[0], to_backend, position(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if is_two_way && !self.index.insert_at(rooms[1], to_client, place(index, Direction::ToClient)) {
-            self.index.remove(to_backend, place(index, Direction::ToBackend));
+        if is_two_way && !self.index.insert_at(rooms[1], to_client, position(index, Direction::ToClient)) {
+            self.index.remove(to_backend, position(index, Direction::ToBackend));
             return Err(Full);
         }
         if self.free == 0 {
@@ -477,8 +477,8 @@ impl<A: Address> FlowTable<A> {
     /// The slots of a flow in the index.
     #[inline(always)]
     pub(super) fn slots_of(&self, index: u32, [to_backend, to_client]: [u64; 2]) -> [IndexSlot; 2] {
-        let to_backend = self.index.slot_of(to_backend, place(index, Direction::ToBackend));
-        [to_backend, self.index.slot_of(to_client, place(index, Direction::ToClient))]
+        let to_backend = self.index.slot_of(to_backend, position(index, Direction::ToBackend));
+        [to_backend, self.index.slot_of(to_client, position(index, Direction::ToClient))]
     }
 
     /// Takes a flow of this kind out of the index and the lists, with the pool of its SNAT port if it has one.
@@ -490,9 +490,9 @@ impl<A: Address> FlowTable<A> {
         pool: Option<PoolId>,
         ([to_backend, to_client], slots): ([u64; 2], [IndexSlot; 2]),
     ) {
-        self.index.remove_at(slots[0], to_backend, place(index, Direction::ToBackend));
+        self.index.remove_at(slots[0], to_backend, position(index, Direction::ToBackend));
         if is_two_way {
-            self.index.remove_at(slots[1], to_client, place(index, Direction::ToClient));
+            self.index.remove_at(slots[1], to_client, position(index, Direction::ToClient));
         }
         if let Some(class) = class {
             self.order.remove(index, class, pool);
@@ -557,7 +557,7 @@ impl<A: Address> FlowTable<A> {
         self.order.oldest_first(class, pool).map(FlowIndex)
     }
 
-    /// The flows in a run of entries, at a place that follows from `hash`.
+    /// The flows in a run of entries that begins at a position that follows from `hash`.
     pub(crate) fn sample(&self, hash: u64, entries: u32) -> impl Iterator<Item = FlowIndex> {
         let all = self.high_water.max(1);
         let start = u32::try_from(hash >> 32).unwrap_or_default() % all;

@@ -5,8 +5,8 @@
 //! each used by the other end. Proven tags stay: if an end starts anew under another tag (section 5.2), its flow goes
 //! on, and only its idle limit ends it. The tags of an association whose handshake was not seen, as one that was
 //! adopted in mid-stream, are learnt for each direction from the last packet that goes on. A stranger may have sent it,
-//! so an end by such a tag only shortens the idle limit, and whatever goes on restores it. So it is in one-way modes,
-//! where the backend's packets are never seen.
+//! so an end by such a tag only shortens the idle limit, and any packet that goes on restores it. The same holds in
+//! one-way modes, where the backend's packets are never seen.
 //!
 //! Not here: where tags are stored, and packets without association (`forward`).
 

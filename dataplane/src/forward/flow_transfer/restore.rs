@@ -187,8 +187,8 @@ impl<P: Port, O> Engine<P, O> {
                             flow.snat_pool = PoolId::NONE;
                         }
                         let table = A::table(&self.tables);
-                        for way in [Direction::ToBackend, Direction::ToClient] {
-                            table.prefetch(table.hash(&flow.tuple(way)));
+                        for direction in [Direction::ToBackend, Direction::ToClient] {
+                            table.prefetch(table.hash(&flow.tuple(direction)));
                         }
                         together.push(flow);
                         if together.is_full() {

@@ -245,13 +245,13 @@ mod tests {
     /// Asserts that the hashes of 65,536 keys spread as random numbers do, as the index uses them: the upper half in
     /// proportion, lower bits as they are.
     fn assert_spread(seed: u64, hashes: &[u64]) {
-        for place in [
+        for bucket in [
             |hash: u64| (((hash >> 32) * 4096) >> 32) as usize,
             |hash: u64| (hash & 4095) as usize,
             |hash: u64| (hash >> 20 & 4095) as usize,
         ] {
             let mut counts = [0_u32; 4096];
-            hashes.iter().for_each(|&hash| counts[place(hash)] += 1);
+            hashes.iter().for_each(|&hash| counts[bucket(hash)] += 1);
             // The sum of 4,096 squares of nearly normal values, divided by their variance: 4,095 with deviation 90. 16
             // keys of each on average.
             let chi_square: f64 = counts.iter().map(|&count| (f64::from(count) - 16.0).powi(2) / 16.0).sum();

@@ -139,7 +139,7 @@ mod tests {
     use proto::{Protocol, ServiceName};
 
     use super::*;
-    use crate::tools::replay::gateway::Flow;
+    use crate::commands::replay::gateway::Flow;
 
     fn report(json: bool) -> VerdictReport {
         let port = |name: &str| PortConfig { name: name.into(), mac: Mac::default(), mtu: 1500, addresses: vec![], twin: true };

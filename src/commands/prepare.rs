@@ -15,9 +15,9 @@ use std::process::Command;
 
 use dpdk_sys::pci::{self, Verdict};
 
+use crate::commands::cli::{DRIVERS, PrepareArgs};
 use crate::machine::{Needs, Root};
 use crate::settings::Settings;
-use crate::tools::cli::{DRIVERS, PrepareArgs};
 
 mod memory;
 mod step;

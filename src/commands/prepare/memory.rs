@@ -8,8 +8,8 @@ use std::path::Path;
 use clap::Parser as _;
 
 use super::step::PrepareStep;
+use crate::commands::cli::{Cli, Command};
 use crate::machine::{HUGEPAGES, Needs, Root, free_hugepages_mb};
-use crate::tools::cli::{Cli, Command};
 
 /// Size of the huge pages that are reserved, MB: the only size that can be reserved after a boot without much luck.
 const PAGE_MB: u64 = 2;

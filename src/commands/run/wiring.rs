@@ -357,6 +357,7 @@ impl Wiring<'_> {
             export: Arc::clone(&self.outlets.export),
             exchange: Arc::clone(&self.outlets.exchange),
             status_page: Arc::new(StatusPage::new(vec![self.settings.name.clone(), host])),
+            certificates: self.settings.certificates(),
             terminating: self.channels.terminating.clone(),
         };
         Some(PagesServer { address, pages, shutdown: self.shutdown.clone() })

@@ -19,6 +19,7 @@ use crate::flow_records::FlowExport;
 use crate::ports::WorkerPorts;
 use crate::settings::Settings;
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
+use dpdk_port::DpdkPort;
 
 /// Why workers did not start.
 #[derive(Debug, thiserror::Error)]

@@ -20,27 +20,27 @@ use crate::agent::persist::sealed::uptime;
 use crate::worker_threads::now_ns;
 
 /// Name of the file.
-pub(in crate::run) const FLOWS: &str = "flows";
+pub(in crate::commands::run) const FLOWS: &str = "flows";
 /// Interval at which [`log_restored`] looks whether the workers are done.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The file.
 #[derive(Clone, Debug)]
-pub(in crate::run) struct FlowFile {
+pub(in crate::commands::run) struct FlowFile {
     dirs: StateDirs,
 }
 
 impl FlowFile {
     /// The file in these directories; it may not exist.
     #[must_use]
-    pub(in crate::run) const fn new(dirs: StateDirs) -> Self {
+    pub(in crate::commands::run) const fn new(dirs: StateDirs) -> Self {
         Self { dirs }
     }
 
     /// The flows of the process before, if there are any that can be used; otherwise the log says why. The file stays
     /// until [`FlowFile::remove`].
     #[must_use]
-    pub(in crate::run) fn read(&self) -> Option<Arc<SavedFlows>> {
+    pub(in crate::commands::run) fn read(&self) -> Option<Arc<SavedFlows>> {
         let now = match uptime() {
             Ok(now) => now,
             Err(error) => {
@@ -59,7 +59,7 @@ impl FlowFile {
     }
 
     /// Removes the file, whether it was usable or not.
-    pub(in crate::run) fn remove(&self) {
+    pub(in crate::commands::run) fn remove(&self) {
         if let Err((path, error)) = self.dirs.remove(FLOWS) {
             tracing::warn!(path = %path.display(), %error, "saved flows cannot be removed; remove the file, or it is read again at the next start");
         }
@@ -70,7 +70,7 @@ impl FlowFile {
     ///
     /// # Errors
     /// The error of the operating system.
-    pub(in crate::run) fn write(&self, seed: u64, is_confirmed: bool, parts: &[Vec<u8>]) -> io::Result<()> {
+    pub(in crate::commands::run) fn write(&self, seed: u64, is_confirmed: bool, parts: &[Vec<u8>]) -> io::Result<()> {
         let now = uptime()?;
         let write = |is_confirmed| {
             let header = SavedFlows::header(seed, is_confirmed, now, parts);
@@ -83,7 +83,7 @@ impl FlowFile {
     ///
     /// # Errors
     /// The error of the operating system.
-    pub(in crate::run) fn put_back(&self, flows: &SavedFlows) -> io::Result<()> {
+    pub(in crate::commands::run) fn put_back(&self, flows: &SavedFlows) -> io::Result<()> {
         self.replace(flows.is_confirmed(), [flows.bytes()].into_iter())
     }
 
@@ -111,7 +111,7 @@ fn read(path: &Path, now: SavedAt) -> Result<Option<SavedFlows>, Box<dyn Error>>
 }
 
 /// Logs what became of saved flows once all workers have taken theirs, and releases their memory.
-pub(in crate::run) async fn log_restored(saved: Arc<SavedFlows>, workers: usize) {
+pub(in crate::commands::run) async fn log_restored(saved: Arc<SavedFlows>, workers: usize) {
     let report = saved.report();
     while (report.workers() as usize) < workers {
         tokio::time::sleep(LOOK_EVERY).await;
