@@ -234,7 +234,7 @@ proptest! {
         let mut current: BTreeMap<u8, RandomService> = BTreeMap::new();
         for step in steps {
             // A Service that is deleted while no controller runs stays until the next one removes its finalizer.
-            let may_end = |name: &u8| name % 3 == 0 && step.restart != Restart::WithCheckpoint;
+            let may_end = |name: &u8| name.is_multiple_of(3) && step.restart != Restart::WithCheckpoint;
             current.retain(|name, _| step.services.contains_key(name) || !may_end(name));
             for (name, new) in step.services {
                 // A namespace and a creation time do not change.
