@@ -3,10 +3,10 @@
 //!
 //! Deliberately not here: an end in another network namespace, which cannot be looked at from here.
 
+use crate::commands::doctor::Finding;
 use crate::machine::Root;
 use crate::ports::af_packet;
 use crate::settings::Settings;
-use crate::commands::doctor::Finding;
 
 /// Examines the veths of the ports on the machine below `root`. `offloads` are those of an interface that make frames
 /// that cannot be forwarded ([`offloads_of`] except in tests).
@@ -80,9 +80,9 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::commands::doctor::Level;
     use crate::machine::Machine;
     use crate::settings::SourceChoice;
-    use crate::commands::doctor::Level;
 
     fn settings() -> Settings {
         let file = tempfile::NamedTempFile::new().unwrap();
