@@ -1,6 +1,6 @@
 //! The command line of `sluiced` and its commands: `run` is the gateway, each of the others prints its result and ends.
 //!
-//! Invariant: no command imports another one.
+//! Invariant: no command imports another one. `preflight` is none: `check` and `doctor` print what it finds.
 
 pub mod bench;
 pub mod cli;

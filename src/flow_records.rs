@@ -5,9 +5,9 @@
 //!
 //! Not here: metering (`dataplane`), and the two formats.
 
+mod enriched_record;
 mod ipfix;
 mod json_lines;
-mod known_record;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 use crate::agent::supervisor::Failure;
 use crate::settings::RecordTarget;
 use crate::worker_threads::inquiries::Inquiries;
+use enriched_record::{EnrichedRecord, WallClock};
 use ipfix::Collector;
 use json_lines::LinesFile;
-use known_record::{KnownRecord, WallClock};
 
 /// Records of a worker that may wait: 16,384 x 208 B = 3.4 MB. At [`EXPORT_EVERY`] they are 160,000 a second.
 const QUEUE_RECORDS: usize = 16_384;
@@ -72,7 +72,7 @@ enum Sink {
 
 impl Sink {
     /// Exports the records of one worker. Returns how many were lost, and why.
-    async fn export(&mut self, records: &[KnownRecord], clock: WallClock) -> (usize, Option<std::io::Error>) {
+    async fn export(&mut self, records: &[EnrichedRecord], clock: WallClock) -> (usize, Option<std::io::Error>) {
         match self {
             Self::Collector(collector) => collector.send(records, clock).await,
             Self::File(file) => match file.append(records).await {
@@ -143,7 +143,7 @@ impl FlowExporter {
                 for _ in 0..QUEUE_RECORDS / BATCH {
                     let snapshot = inquiries.snapshot();
                     let taken = std::iter::from_fn(|| queue.take()).take(BATCH);
-                    let records: Vec<_> = taken.map(|record| KnownRecord::new(record, worker, &snapshot, clock)).collect();
+                    let records: Vec<_> = taken.map(|record| EnrichedRecord::new(record, worker, &snapshot, clock)).collect();
                     drop(snapshot);
                     if records.is_empty() {
                         break;
@@ -161,7 +161,7 @@ impl FlowExporter {
                 }
             }
             if let Sink::Collector(collector) = &mut sink {
-                // What fails is told by the next record.
+                // The next record reports a failure.
                 let _ = collector.refresh(clock).await;
             }
         }
@@ -183,7 +183,7 @@ mod tests {
         let refused = || Some(Error::from(ErrorKind::ConnectionRefused));
         assert!(health.note(None, at(0)).is_none());
         assert!(matches!(health.note(refused(), at(1)), Some(Err(_))));
-        // A refusal is told one message late, so that single messages seem to arrive.
+        // A refusal is reported one message late, so that single messages seem to arrive.
         for second in 2..60 {
             let error = if second % 2 == 0 { None } else { refused() };
             assert!(health.note(error, at(second)).is_none(), "second {second}");

@@ -1,6 +1,6 @@
 //! The admin API: `sluice.v1.Admin` on unix sockets and over TCP, with server reflection and the health service.
 //!
-//! It reads the agent's published values and the workers' counters. Its only change is a reload of the configuration.
+//! It reads the published values of the tasks and the workers' counters. Its only change is a reload of the configuration.
 //! Requests about the group of gateways go to the embedded controller. Invariant: a slow reader keeps no snapshot alive;
 //! an explanation holds one for at most as long as workers may take to answer.
 

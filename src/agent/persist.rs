@@ -6,7 +6,6 @@
 //! aside with an error in the log and not used. Deliberately not here: which parts of a loaded state may be used
 //! (`usable`).
 
-pub mod ageing;
 pub mod directories;
 pub mod sealed;
 

@@ -1,4 +1,4 @@
-//! The supervisor of the agent's tasks: a task that fails, panics or returns early is counted, its failure is logged
+//! The supervisor of tasks: a task that fails, panics or returns early is counted, its failure is logged
 //! and kept, and it is restarted with an exponential backoff.
 //!
 //! Invariant: no task can end another task or the process. A worker is not a task; its panic aborts the process.

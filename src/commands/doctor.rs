@@ -1,4 +1,4 @@
-//! `sluiced doctor`: what this machine has and lacks, and what to do about it.
+//! `sluiced doctor`: findings about this machine, each with its remedy.
 //!
 //! Invariant: the examination only reads, and only below one root directory, so that a test can examine a machine made
 //! of files. Facts that only the kernel knows are collected before and passed in. A requirement of the configuration

@@ -4,7 +4,7 @@
 //! Invariant: while the controller says that a claim is contested, it hears from this gateway every quarter of a second;
 //! a gateway that is stopped is silent. What is decided lasts two seconds longer than the controller answers, so that
 //! nobody yields for a controller that has gone, and a stream that is opened again changes nothing.
-//! Not here: what follows from a decision (`agent::fleet::election`).
+//! Not here: what follows from a decision (`fleet::election`).
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

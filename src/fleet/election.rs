@@ -16,13 +16,14 @@ mod duplicates;
 mod joining;
 mod keepalived;
 mod priority;
+mod status;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dataplane::{GroupsClaimed, LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
+use dataplane::{GroupsClaimed, LEASE_INTERVALS, Link, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
 use proto::Arbitration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -41,6 +42,7 @@ pub use duplicates::DuplicateWatch;
 use joining::{Joining, Present};
 use keepalived::{Files, GroupState, Keepalived, Notification};
 use priority::{Fitness, addition, rank};
+pub use status::{ElectionStatus, GroupStatus, VrrpClaims};
 
 /// How often leases and the fitness of the gateway are checked.
 const TICK: Duration = Duration::from_millis(25);
@@ -52,45 +54,6 @@ const SILENT: Duration = Duration::from_secs(10);
 /// For this long after it is fit for the first time a gateway does not hold on to its groups, so that groups spread over
 /// gateways that start together.
 const SETTLED: Duration = Duration::from_secs(10);
-
-/// A group of VIPs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GroupStatus {
-    /// Whether this gateway owns it.
-    pub is_owner: bool,
-    /// When that changed last.
-    pub since: Option<SystemTime>,
-    /// How often this gateway has taken it.
-    pub takeovers: u64,
-}
-
-/// The election as operators see it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ElectionStatus {
-    /// The groups, in their order; none without an election.
-    pub groups: Vec<GroupStatus>,
-    /// Why the gateway leaves its groups to others, if it does.
-    pub unfit: Option<&'static str>,
-    /// Whether it is still waiting for what it forwards by.
-    pub is_joining: bool,
-    /// How often the election was given up and begun anew.
-    pub restarts: u64,
-    /// VIPs that another station announces too, with its Ethernet address.
-    pub duplicates: BTreeMap<IpAddr, Mac>,
-    /// Announcements of others for VIPs of this gateway since its start.
-    pub claims: u64,
-    /// Groups that other gateways claim, too, and are not heard: bit N is group N.
-    pub contested: u64,
-}
-
-/// What a gateway may own, as far as VRRP knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VrrpClaims {
-    /// The groups: bit N is group N.
-    pub groups: u64,
-    /// How fit the gateway is for them, 0 to 255; higher is better.
-    pub rank: u8,
-}
 
 /// The task that takes part in the election. Cloned for each start.
 #[derive(Clone, Debug)]

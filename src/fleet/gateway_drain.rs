@@ -4,7 +4,7 @@
 //! Invariant: a drain here only withdraws routes. First routers are asked to prefer other gateways, then the routes go.
 //! Packets that still arrive are forwarded, so that routers have time to converge.
 //!
-//! Not here: the routes (`netlink`), and VIPs of `l2` pools, which other gateways take by election (`agent::fleet::election`);
+//! Not here: the routes (`netlink`), and VIPs of `l2` pools, which other gateways take by election (`fleet::election`);
 //! without one, ARP for them is still answered, because no other gateway would.
 
 use std::collections::{BTreeMap, BTreeSet};

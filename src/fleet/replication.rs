@@ -1,12 +1,12 @@
-//! Replication of flows to partners: who they are and what they have, and the task that does it.
+//! Replication of flows to partners: the partners, their progress, and the task.
 //!
-//! Each gateway *follows* each partner by a session: a TCP connection, by which the partner first tells all its flows that
+//! Each gateway *follows* each partner by a session: a TCP connection, by which the partner first sends all its flows that
 //! last, and sealed datagrams with the news of them. So between two gateways there are two sessions, one in each
 //! direction (docs/internals/replication.md).
 //!
 //! Invariant: workers never wait for it; what does not fit into a queue is counted. Memory is bounded: 11 MB of batches
 //! that were sent, and 18 MB for each partner at most (`window`, `hub`).
-//! Not here: which flows a worker tells, and what it makes of those of partners (`dataplane`).
+//! Not here: which flows a worker reports, and what it makes of those of partners (`dataplane`).
 
 mod agreement;
 mod channel;
@@ -506,7 +506,7 @@ mod tests {
     async fn gateways_that_a_controller_names_follow_each_other_also_while_one_has_a_newer_key() {
         let [mut one, two] = gateways_in_sync().await;
         assert_eq!(two.status.borrow().partners[0].name.as_deref(), Some("edge-1"));
-        // A new leader has told only the first, and the second starts again and is told the old key at first.
+        // A new leader has given the key only to the first, and the second starts again and gets the old key at first.
         one.names(2, &two);
         let listen = two.listen;
         drop(two);

@@ -1,4 +1,4 @@
-//! Sessions of the routing daemon beside the gateway, BIRD or FRR, as it tells them on its own sockets.
+//! Sessions of the routing daemon beside the gateway, BIRD or FRR, as its sockets report them.
 //!
 //! Invariant: a daemon is only asked, never changed, and one that is not there is no error. When a daemon that had
 //! sessions does not answer any more, they are shown as down: nobody announces the VIPs then.
@@ -53,7 +53,7 @@ impl Program {
     }
 }
 
-/// A program, and the sessions that it told.
+/// A program, and the sessions that it reported.
 #[derive(Debug)]
 struct Asked {
     program: Program,

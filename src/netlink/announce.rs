@@ -9,7 +9,7 @@
 //!
 //! Invariant: the routes in our table with our protocol number are those of the prefixes announced now. Routes that a
 //! previous process left are replaced or removed at the start; routes of others are not touched. A route is added before
-//! the one that it replaces is removed. Not here: the choice of the prefixes (`agent::gateway_drain`), and the announcement to
+//! the one that it replaces is removed. Not here: the choice of the prefixes (`fleet::gateway_drain`), and the announcement to
 //! routers (FRR or BIRD).
 
 use std::collections::BTreeSet;

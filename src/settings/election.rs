@@ -1,7 +1,7 @@
 //! The keys of section `announce`: the Linux table of routes to VIPs, which VIPs have one, the election of the owners of
 //! VIPs, and the routing daemon whose sessions are shown.
 //!
-//! Not here: what follows from them (`netlink::announce`, `agent::fleet`).
+//! Not here: what follows from them (`netlink::announce`, `fleet`).
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The keys of section `fleet`: the replication of flows between gateways.
 //!
 //! Invariant: without `fleet.listen` nothing is replicated, and the other keys of the section are refused.
-//! Not here: the replication (`agent::fleet::replication`), and keys and partners that a controller names.
+//! Not here: the replication (`fleet::replication`), and keys and partners that a controller names.
 
 use std::fs::File;
 use std::io::Read as _;

@@ -1,8 +1,8 @@
-//! Which keys change while the gateway runs, and which at its next start.
+//! Live keys, which a reload applies, and keys that wait for the next start.
 //!
 //! Invariant: an address by which flows exist stays: SNAT addresses keep their positions, others are added after them, as
 //! far as there is room.
-//! Not here: passing the values on (`reload`).
+//! Not here: the channels of the new values (`reload`).
 
 use std::net::IpAddr;
 use std::path::Path;

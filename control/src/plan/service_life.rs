@@ -2,7 +2,7 @@
 //! transitions between them.
 //!
 //! Invariant: two pure functions decide, and nothing else. [`Phase::next`] says what gateways get; it follows from the
-//! object, its allocation, the phase before and the time. [`LifeState::planned`] and [`LifeState::observed`] say where the
+//! object, its allocation, the phase before and the time. `LifeState::planned` and `LifeState::observed` say where the
 //! Service stands then; that follows from the phase, the acknowledgements of gateways and the time. The table of
 //! transitions stands in docs/internals/service-life.md, and a test walks it. A Service without a state is unclaimed or
 //! released.

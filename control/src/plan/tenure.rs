@@ -4,7 +4,8 @@
 //! another installation has marked by its group annotation is not ours before that one has released it: its gateways may
 //! forward for it, also without their controller. A Service without class is not ours if a cloud controller holds it by
 //! its finalizer; one that was ours stays ours until it is released, even if the rules no longer claim it.
-//! Deliberately not here: what owners are told (`unserved`), and when the parts of a Service that is not ours any more are removed (`status::life`).
+//! Deliberately not here: what owners are told (`unserved`), and when the parts of a Service that is not ours any more are
+//! removed (`status::life`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,12 +1,12 @@
 //! Why a Service is not served: every cause, in the order in which it counts.
 //!
 //! 1. No installation serves it: [`Unserved`].
-//! 2. The plan refuses it, by its object and addresses ([`by_object`]), by its policy ([`Policy::refusal`]), or by its
-//!    backends ([`by_backends`]). Gateways get it without ports, with this reason.
+//! 2. The plan refuses it, by its object, addresses and node ports ([`by_object`]), by its policy ([`Policy::refusal`]), or
+//!    by its backends ([`by_backends`]). Gateways get it without ports, with this reason.
 //! 3. Gateways do not forward for it: [`by_gateways`].
 //!
-//! Deliberately not here: why it lacks an address (`addresses`), why an object cannot be parsed (package `objects`), and
-//! how its owner is told (`status`).
+//! Deliberately not here: why it lacks an address (`addresses`) or a node port (`assignment`), why an object cannot be
+//! parsed (package `objects`), and how its owner is told (`status`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -241,8 +241,8 @@ impl Life {
     }
 }
 
-/// The write that removes our conditions, finalizer and group from an object that has these parts, and its addresses if they
-/// are ours.
+/// The write that removes our conditions, finalizer and group from an object that has these parts, and its addresses if
+/// they are ours.
 pub(super) fn removal(object: &ServiceObject, held: &OwnedParts, has_our_addresses: bool) -> StatusWrite {
     StatusWrite {
         service: object.name.clone(),

@@ -1,5 +1,6 @@
-//! Gives up, before the first thread starts, what the configuration will never need: capabilities, new privileges
-//! through programs, dangerous system calls, and writing outside a few directories (docs/operate/privileges.md).
+//! Privileges that the configuration never needs are given up before the first thread starts: capabilities, new
+//! privileges through programs, dangerous system calls, and writing outside a few directories
+//! (docs/operate/privileges.md).
 //!
 //! Invariant: what is given up is a function of the configuration, of the IOMMU and of UIO drivers, not of whether a
 //! device is present, so that ports that appear later, reloads and restarts of the embedded controller have what they

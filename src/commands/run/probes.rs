@@ -1,4 +1,4 @@
-//! The task that probes backends, and the health of these on its way from the process before, and to the next one.
+//! The probe task, and the transfer of health from the process before, and to the next one.
 //!
 //! Health is the file `health` in the state directory, mode 0600, replaced by a rename and not synced to disk. It is used
 //! once: it is removed when targets have taken it over, so that it does not count again after a crash. A process that

@@ -1,10 +1,10 @@
-//! Several gateways on a link without an election: each hears that another station announces its VIPs.
+//! Duplicate address detection without an election: another station on the link announces VIPs of this gateway.
 //!
 //! The gateway with the lower Ethernet address leaves the VIP to the other one; ARP and NDP carry no names. The one with
-//! the higher address goes on, and announces the VIP again so that the other hears it. Both report it.
+//! the higher address goes on, and announces the VIP again, to the other one too. Both report it.
 //!
 //! Invariant: a VIP is announced again at most once in [`DEFENCE`], so that two stations do not flood the link.
-//! Not here: hearing the others (`dataplane`).
+//! Not here: the packets of the others (`dataplane`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

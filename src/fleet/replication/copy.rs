@@ -83,7 +83,7 @@ impl Selection {
         position.and_then(|position| u8::try_from(position).ok()).filter(|group| *group < self.groups.groups)
     }
 
-    /// The flow as partners are told, if it is copied: it is confirmed and lasts. Of one-way modes only those are told
+    /// The flow as it is sent to partners, if it is copied: it is confirmed and lasts. Of one-way modes only those are sent
     /// whose backend was chosen by affinity: others go on through any gateway by the hash.
     fn replica(
         &self,

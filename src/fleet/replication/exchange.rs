@@ -25,7 +25,7 @@ pub struct ReplicaExchange {
     pub(super) copies_sent: AtomicU64,
     pub(super) copies_received: AtomicU64,
     pub(super) followed: AtomicU64,
-    /// Partners have all flows that were told until then.
+    /// Partners have all flows that were sent until then.
     pub(super) arrived: watch::Sender<Option<Instant>>,
 }
 
@@ -77,7 +77,7 @@ impl ReplicaExchange {
         self.followed.load(Ordering::Relaxed)
     }
 
-    /// The time until which partners have everything that this gateway told; `None` before it was first looked at. A
+    /// The time until which partners have everything that this gateway sent; `None` before it was first looked at. A
     /// partner whose session has just ended is waited for.
     #[must_use]
     pub fn arrived(&self) -> watch::Receiver<Option<Instant>> {

@@ -1,7 +1,8 @@
-//! What the two sides of a session say to each other, before it is sealed.
+//! Messages between the two sides of a session, before they are sealed.
 //!
-//! The *sender* owns flows and sends their changes, the *follower* keeps copies of them. News is in numbered batches. A copy of all flows
-//! that last is in pages, each with the number of the batch that was next before its flows were listed: its mark.
+//! The *sender* owns flows and sends their changes, the *follower* keeps copies of them. News is in numbered batches. A
+//! copy of all flows that last is in pages, each with the number of the batch that was next before its flows were listed:
+//! its mark.
 //!
 //! **Invariant:** reading never panics; a message of an unknown kind reads as `None`. Not here: sealing (`seal`).
 

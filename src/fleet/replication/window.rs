@@ -1,4 +1,4 @@
-//! The news of a sender in its order, and what it means for a copy that arrives meanwhile.
+//! The receive window: the news of a sender in its order, and its effect on a copy that arrives meanwhile.
 //!
 //! **Invariant:** each batch is passed on once, in order. A page of a copy changes no flow of which there was news since
 //! the page was listed, so a copy brings no ended flow back. Both are bounded; what does not fit ends the session, and a

@@ -1,4 +1,4 @@
-//! The file in which the flows of a gateway wait for the next process.
+//! The file of the flows of a gateway between two processes.
 //!
 //! It is `flows` in the state directory, mode 0600, replaced by a rename and not synced to disk: it need not survive the
 //! machine. Invariant: a file is used once. It is removed before any of its flows is, so that a file that ends the

@@ -1,4 +1,4 @@
-//! What the ports and addresses of a configuration need, and the capabilities for it.
+//! The needs of the ports and addresses of a configuration, and the capabilities for them.
 //!
 //! Not here: taking the others away (`privileges`).
 

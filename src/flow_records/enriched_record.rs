@@ -1,4 +1,4 @@
-//! A record with what the agent knows of it: the Service of its backend, and times since 1970.
+//! Enrichment of flow records: the Service of the backend, and times since 1970.
 //!
 //! Not here: formats.
 
@@ -10,8 +10,8 @@ use dataplane::flow::{FlowEvent, FlowRecord};
 
 use crate::worker_threads::now_ns;
 
-/// A record with what the agent knows of it.
-pub(super) struct KnownRecord {
+/// A flow record with the names of its Service, and times since 1970.
+pub(super) struct EnrichedRecord {
     pub(super) record: FlowRecord,
     pub(super) worker: usize,
     /// The backend's address and port, and its Service; none of a backend that is gone.
@@ -55,7 +55,7 @@ impl WallClock {
     }
 }
 
-impl KnownRecord {
+impl EnrichedRecord {
     pub(super) fn new(record: FlowRecord, worker: usize, snapshot: &Snapshot, clock: WallClock) -> Self {
         let backend = snapshot.backend(record.flow.backend);
         Self {
@@ -93,7 +93,7 @@ pub(super) mod samples {
     use super::*;
 
     /// A record of a flow in mode `nat`.
-    pub(in crate::flow_records) fn record(event: FlowEvent) -> KnownRecord {
+    pub(in crate::flow_records) fn record(event: FlowEvent) -> EnrichedRecord {
         let flow = FlowView {
             protocol: 6,
             client: "192.0.2.10:40000".parse().unwrap(),
@@ -115,11 +115,11 @@ pub(super) mod samples {
             end_ns: 0,
         };
         let backend = Some((flow.backend_address, "default/web".to_owned()));
-        KnownRecord { record, worker: 1, backend, start_ms: 1_700_000_000_000, end_ms: 1_700_000_002_500 }
+        EnrichedRecord { record, worker: 1, backend, start_ms: 1_700_000_000_000, end_ms: 1_700_000_002_500 }
     }
 
     /// A record of a flow in mode `gue`.
-    pub(in crate::flow_records) fn one_way(event: FlowEvent) -> KnownRecord {
+    pub(in crate::flow_records) fn one_way(event: FlowEvent) -> EnrichedRecord {
         let mut known = record(event);
         known.record.flow.mode = FlowMode::Gue;
         (known.record.flow.snat, known.record.to_client) = (None, FlowTraffic::default());

@@ -10,8 +10,8 @@ use proto::{GatewayState, Origin};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::StateFile;
-use super::sealed::{Age, Moment};
+use super::persist::StateFile;
+use super::persist::sealed::{Age, Moment};
 use crate::agent::supervisor::Failure;
 
 /// Longest sleep: timers stand still while the machine is suspended, and the age does not.
@@ -95,7 +95,7 @@ mod tests {
 
     use tokio::time::timeout;
 
-    use super::super::sealed::tests::moment;
+    use super::super::persist::sealed::tests::moment;
     use super::*;
     use crate::agent::persist::directories::StateDirs;
     use crate::agent::usable::usable;
