@@ -8,28 +8,39 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
 use super::fast::{LastBurst, OpeningBackends, Record};
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
-use super::sort::Lookup;
-use crate::flow::{Direction, Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
+use super::sort::{Ingress, Lookup};
+use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
-    Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, RESETS_MAX, ResetBuffers,
-    Verdict, decide, follow,
+    Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, Followed, NatForward, Packet, RESETS_MAX,
+    ResetBuffers, Verdict, decide, follow,
 };
 use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::AnswerLimiter;
-use crate::neighbours::{NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
+use crate::neighbours::{UnresolvedNeighbour, WorkerNeighbours};
 use crate::port::{Arrival, Burst, Port, TwinRate};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Exit, Snapshot};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
 use crate::workers::Egress;
+
+/// How a packet leaves that was decided on.
+struct Departure<'s> {
+    exit: &'s Exit,
+    /// Tags that the frame gets; none if it has those of the exit.
+    tags: Tags,
+    counter: CounterSlot,
+    /// The flow that it is a packet of.
+    metered: Option<FlowIndex>,
+    direction: Direction,
+    belongs: PacketFlow,
+}
 
 /// The state of a worker.
 pub(super) struct Engine<P: Port, O> {
@@ -40,16 +51,11 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) ports: SnatPorts,
     pub(super) max_flows: u32,
     pub(super) limits: IdleLimits,
-    pub(super) neighbour_queue: NeighbourQueue<P::Buffer>,
-    /// Whether neighbours of held packets may have been resolved since the last check.
-    pub(super) neighbours_changed: bool,
+    pub(super) neighbours: WorkerNeighbours<P::Buffer>,
     pub(super) datagrams: Datagrams<P::Buffer>,
     pub(super) identifications: Identifications,
     pub(super) limiter: AnswerLimiter,
     pub(super) twin_rate: TwinRate,
-    /// The VIP groups that this gateway owns.
-    pub(super) ownership: Arc<VipOwnership>,
-    pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     /// What the fast path knows of the packets of the present burst, kept to be used again.
     pub(super) records: Vec<Record>,
     /// What the fast path remembers of the last burst of each port.
@@ -73,56 +79,54 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// Processes one IPv4 or IPv6 packet to its end.
-    pub(super) fn handle<A: FlowFamily>(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer, lookup: &Lookup<A>) {
+    pub(super) fn handle<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, lookup: &Lookup<A>) {
         let Lookup { headers, hash, candidate } = lookup;
-        let packet = &Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
-        let now = Tick::at(arrival.now_ns);
+        let packet = &Packet { headers, hash: *hash, candidate: *candidate, in_link: at.arrival.link };
+        let now = Tick::at(at.arrival.now_ns);
         let (table, limits) = self.flows();
-        let found = match follow(packet, snapshot, table, limits, now) {
-            Ok(verdict) => {
+        let found = match follow(packet, at.snapshot, table, limits, now) {
+            Followed::Decided(verdict) => {
                 self.tally.hits += 1;
                 return match verdict {
-                    Verdict::ForwardDirect(direct) => self.forward_direct(snapshot, buffer, packet.headers, &direct),
-                    verdict => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
+                    Verdict::ForwardDirect(direct) => self.forward_direct(at.snapshot, buffer, packet.headers, &direct),
+                    verdict => self.apply(at, buffer, packet.headers, verdict),
                 };
             }
-            Err(found) => found,
+            Followed::Undecided(found) => found,
         };
         match packet.headers.transport {
-            Transport::Fragment => self.fragment(snapshot, arrival, buffer, packet),
+            Transport::Fragment => self.fragment(at, buffer, packet),
             Transport::Icmp { .. } => {
-                self.note_advertisement(snapshot, arrival, &buffer, packet.headers);
-                if let Err(buffer) = self.error(snapshot, arrival, buffer, packet) {
-                    self.handle_by_decision(snapshot, arrival, buffer, packet, None);
+                self.note_advertisement(at, &buffer, packet.headers);
+                if let Some(buffer) = self.error(at, buffer, packet) {
+                    self.handle_by_decision(at, buffer, packet, None);
                 }
             }
-            _ => self.handle_by_decision(snapshot, arrival, buffer, packet, found),
+            _ => self.handle_by_decision(at, buffer, packet, found),
         }
     }
 
     /// Processes a packet by [`decide`].
     pub(super) fn handle_by_decision<A: FlowFamily>(
         &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
+        at: Ingress<'_>,
         buffer: P::Buffer,
         packet: &Packet<'_, A>,
         found: Option<FlowMatch>,
     ) {
         let segment = Segment::of(buffer.bytes(), packet.headers);
-        if let Some((worker, task)) = self.visit_halves(snapshot, arrival, packet, segment, found) {
-            return self.egress.hand_over(worker, task, arrival, buffer, &mut self.tally);
+        if let Some((worker, task)) = self.visit_halves(at, packet, segment, found) {
+            return self.egress.hand_over(worker, task, at.arrival, buffer, &mut self.tally);
         }
-        let verdict = self.verdict(snapshot, arrival, packet, segment, found);
-        self.apply(snapshot, arrival, buffer, packet.headers, verdict);
+        let verdict = self.verdict(at, packet, segment, found);
+        self.apply(at, buffer, packet.headers, verdict);
     }
 
     /// The verdict of [`decide`]; counts its changes and sends the resets that it requests.
     #[inline(always)]
     pub(super) fn verdict<'s, A: FlowFamily>(
         &mut self,
-        snapshot: &'s Snapshot,
-        arrival: Arrival,
+        at: Ingress<'s>,
         packet: &Packet<'_, A>,
         segment: Segment,
         found: Option<FlowMatch>,
@@ -131,11 +135,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         let (table, others) = A::split(&mut self.tables);
         let Self { ports, limits, counters, worker, egress, .. } = self;
-        let (now, worker) = (Tick::at(arrival.now_ns), *worker);
+        let (now, worker) = (Tick::at(at.arrival.now_ns), *worker);
         let mut buffers = ArrayVec::<P::Buffer, RESETS_MAX>::new();
         let mut reserve = |port| egress.allocate(port).is_some_and(|buffer| buffers.try_push(buffer).is_ok());
         let mut context = DecisionContext {
-            snapshot,
+            snapshot: at.snapshot,
             now,
             table,
             others,
@@ -152,12 +156,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.count_changes(&changes);
         let tuple = &packet.headers.tuple;
         if changes.reused_early
-            && let Some(frontend) = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)
+            && let Some(frontend) = at.snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)
         {
             frontend.drops.count_early(self.worker);
         }
         if !changes.resets.is_empty() {
-            self.originate(arrival, &changes.resets, buffers, matches!(verdict, Verdict::Reset(_)));
+            self.originate(at.arrival, &changes.resets, buffers, matches!(verdict, Verdict::Reset(_)));
         }
         verdict
     }
@@ -184,37 +188,30 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             self.counters.flow_began(slot, changes.service);
         }
         if let Some(neighbour) = changes.ask {
-            self.ask(neighbour);
+            self.neighbours.ask(neighbour);
         }
-    }
-
-    /// Requests the resolution of a neighbour from the kernel. When the queue is full, others are already requested,
-    /// and a later packet requests it again.
-    pub(super) fn ask(&self, neighbour: UnresolvedNeighbour) {
-        let _ = self.neighbour_requests.push((neighbour.link, neighbour.address));
     }
 
     pub(super) fn apply<A: FlowFamily>(
         &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
+        at: Ingress<'_>,
         mut buffer: P::Buffer,
         headers: &Headers<A>,
         verdict: Verdict<'_>,
     ) {
         if let Verdict::Forward(nat) = &verdict {
-            let mtus = [snapshot.mtu(arrival.link), nat.exit.mtu];
+            let mtus = [at.snapshot.mtu(at.arrival.link), nat.exit.mtu];
             mss::clamp_between(buffer.bytes_mut(), headers, mtus);
         }
         match verdict {
-            Verdict::Forward(nat) => self.forward_nat(snapshot, buffer, headers, nat),
-            Verdict::ForwardDirect(direct) => self.forward_direct(snapshot, buffer, headers, &direct),
-            Verdict::Wait(neighbour) => self.hold(arrival, buffer, neighbour),
-            Verdict::Linux => self.give_to_linux(snapshot, arrival, buffer),
-            Verdict::LinuxAt(link) => self.give_to_linux_at(snapshot, arrival, link, buffer),
-            Verdict::Reply(answer) => self.reply(snapshot, arrival, buffer, headers, answer),
-            Verdict::Reset(reason) => self.reset(snapshot, arrival, buffer, headers, reason),
-            Verdict::Drop(reason) => self.drop_of_service(snapshot, buffer, headers, reason),
+            Verdict::Forward(nat) => self.forward_nat(at.snapshot, buffer, headers, nat),
+            Verdict::ForwardDirect(direct) => self.forward_direct(at.snapshot, buffer, headers, &direct),
+            Verdict::Wait(neighbour) => self.hold(at.arrival, buffer, neighbour),
+            Verdict::Linux => self.give_to_linux(at, buffer),
+            Verdict::LinuxAt(link) => self.give_to_linux_at(at, link, buffer),
+            Verdict::Reply(answer) => self.reply(at, buffer, headers, answer),
+            Verdict::Reset(reason) => self.reset(at, buffer, headers, reason),
+            Verdict::Drop(reason) => self.drop_of_service(at.snapshot, buffer, headers, reason),
         }
     }
 
@@ -260,18 +257,28 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
-        self.counters.forwarded(flow.counter_slot(), direction == Direction::ToClient, headers.packet_len);
         // An ICMP error concerns a flow and is not a packet of it.
-        if O::METERS && !matches!(headers.transport, Transport::Icmp { .. }) {
-            self.flows::<A>().0.meter(index, direction, headers.packet_len);
-        }
-        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
+        let metered = Some(index).filter(|_| !matches!(headers.transport, Transport::Icmp { .. }));
         let tags = exit.link.tags();
-        self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
+        let departure = Departure { exit, tags, counter: flow.counter_slot(), metered, direction, belongs };
+        self.depart::<A>(buffer, headers.packet_len, &departure);
         for piece in rest {
             self.tally.originated += 1;
             self.egress.send_tagged(exit.port, tags, piece, &mut self.tally);
         }
+    }
+
+    /// Lets a packet leave that was decided on and written: counts it, meters its flow, shows it to the observer and sends it.
+    fn depart<A: FlowFamily>(&mut self, buffer: P::Buffer, packet_len: u16, departure: &Departure<'_>) {
+        let &Departure { exit, tags, counter, metered, direction, belongs } = departure;
+        self.counters.forwarded(counter, direction == Direction::ToClient, packet_len);
+        if O::METERS
+            && let Some(index) = metered
+        {
+            self.flows::<A>().0.meter(index, direction, packet_len);
+        }
+        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
+        self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
     }
 
     /// Sends a packet as it is, or encapsulated.
@@ -295,17 +302,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             rest.into_iter().for_each(|piece| self.egress.discard(piece));
             return self.drop_of_service(snapshot, buffer, headers, DropReason::TooBig);
         }
-        self.counters.forwarded(CounterSlot::new(backend.slot, frontend), false, headers.packet_len);
-        if O::METERS
-            && let Some(index) = flow
-        {
-            self.flows::<A>().0.meter(index, Direction::ToBackend, headers.packet_len);
-        }
-        let belongs = || Some(PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend });
-        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), belongs);
         // Outer headers begin with the tags of the link.
         let tags = if outer.is_some() { Tags::NONE } else { exit.link.tags() };
-        self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
+        let belongs = PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend };
+        let counter = CounterSlot::new(backend.slot, frontend);
+        let departure = Departure { exit, tags, counter, metered: flow, direction: Direction::ToBackend, belongs };
+        self.depart::<A>(buffer, headers.packet_len, &departure);
         for mut piece in rest {
             if self.prepare_direct(&mut piece, headers, direct) {
                 self.tally.originated += 1;
@@ -333,8 +335,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     pub(super) fn hold(&mut self, arrival: Arrival, buffer: P::Buffer, neighbour: UnresolvedNeighbour) {
-        match self.neighbour_queue.keep(buffer, arrival, neighbour) {
-            Ok(true) => self.ask(neighbour),
+        match self.neighbours.queue.keep(buffer, arrival, neighbour) {
+            Ok(true) => self.neighbours.ask(neighbour),
             Ok(false) => {}
             Err(buffer) => self.drop(buffer, DropReason::NeighbourUnresolved),
         }
@@ -372,7 +374,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     pub(super) fn publish_counters(&mut self) {
         self.tally.publish(&self.counters);
-        let held = self.neighbour_queue.len() + self.datagrams.waiting();
+        let held = self.neighbours.queue.len() + self.datagrams.waiting();
         let flows = self.tables.v4.len() + self.tables.v6.len();
         self.counters.set_use(flows.into(), self.ports.in_use().into(), held as u64);
     }

@@ -24,6 +24,7 @@ use super::engine::Engine;
 use super::fast;
 use super::flow_transfer::{Owned, Replicating, SavedFlows, is_sent_by};
 use super::observer::{Observe, PacketSource};
+use super::sort::Ingress;
 use crate::flow::{
     BackendId, Direction, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
     IdleLimits, PoolId, PortShare, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
@@ -31,7 +32,7 @@ use crate::flow::{
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::AnswerLimiter;
-use crate::neighbours::{Announcements, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
+use crate::neighbours::{Announcements, NeighbourRequest, QueuedPacket, VipOwnership, WorkerNeighbours};
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{RouteTo, Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
@@ -121,12 +122,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             ports: SnatPorts::new(flows, share).map_err(|_| NoMemory { flows })?,
             max_flows: flows,
             limits: IdleLimits::new(limits),
-            neighbour_queue: NeighbourQueue::new(),
-            neighbours_changed: false,
+            neighbours: WorkerNeighbours::new(parts.neighbour_requests),
             datagrams: Datagrams::new(parts.seed),
             identifications: Identifications::new(parts.seed, (worker, workers), blocks),
             limiter: AnswerLimiter::new(parts.seed),
-            neighbour_requests: parts.neighbour_requests,
             records: fast::records(),
             last_bursts,
             avx2: Avx2::detect(),
@@ -135,7 +134,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             counters: parts.counters,
             observer: parts.observer,
             twin_rate: TwinRate::default(),
-            ownership: Arc::default(),
             capture: None,
         };
         Ok(Self {
@@ -210,7 +208,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// A packet that speaks for such a VIP leaves only if the lease is still valid by the clock of [`Self::poll`] at
     /// the end of the poll. To be called before the first poll.
     pub fn own_by(&mut self, ownership: Arc<VipOwnership>, clock: fn() -> u64) {
-        self.engine.ownership = ownership;
+        self.engine.neighbours.ownership = ownership;
         self.engine.egress.set_clock(clock);
     }
 
@@ -231,13 +229,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.engine.avx2 = None;
     }
 
-    /// Lets the fast path work as on processors without AVX-512.
-    #[cfg(feature = "testing")]
-    pub fn forgo_avx512(&mut self) {
-        self.engine.avx2 = self.engine.avx2.map(Avx2::without_avx512);
-    }
-
-    /// Lets its pools of SNAT ports have as few ports as if there were so many workers. To be called before the first flow.
+    /// Lets its pools of SNAT ports have as few ports as if there were so many workers. To be called before the first
+    /// flow.
     #[cfg(feature = "testing")]
     pub fn share_ports(&mut self, workers: u16) {
         if let Ok(ports) = SnatPorts::new(self.engine.max_flows, PortShare::of_worker(0, workers)) {
@@ -285,8 +278,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         };
         let mut handled = 0;
         // Before others are received, which must not overtake them.
-        if engine.neighbour_queue.len() > 0 {
-            engine.neighbours_changed |= changed;
+        if engine.neighbours.queue.len() > 0 {
+            engine.neighbours.have_changed |= changed;
             engine.retry_queued(snapshot, now_ns);
         }
         for index in 0..engine.egress.ports.len() {
@@ -297,7 +290,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             engine.tally.received += burst.len() as u64;
             if !burst.is_empty() {
                 let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
-                engine.process(snapshot, arrival, &mut burst);
+                engine.process(Ingress { snapshot, arrival }, &mut burst);
             }
             handled += engine.process_from_linux(snapshot, in_port, now_ns);
         }
@@ -307,8 +300,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         if engine.datagrams.waiting() > 0 {
             engine.expire_fragments(now_ns);
         }
-        let Engine { egress, ownership, tally, .. } = engine;
-        self.announcements.send(egress, snapshot, ownership, now_ns, tally);
+        let Engine { egress, neighbours, tally, .. } = engine;
+        self.announcements.send(egress, snapshot, &neighbours.ownership, now_ns, tally);
         engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         if let Some(replication) = &mut self.replication {
@@ -368,7 +361,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                     }
                 };
                 let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
-                self.process(snapshot, arrival, &mut burst);
+                self.process(Ingress { snapshot, arrival }, &mut burst);
             }
         }
         count
@@ -377,21 +370,22 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Decides held packets again whose next hop is now resolved, and drops those that waited for too long. Resolution
     /// depends on the snapshot alone, so they are checked only when there is a new one.
     fn retry_queued(&mut self, snapshot: &Snapshot, now_ns: u64) {
-        while let Some(waiting) = self.neighbour_queue.expired(now_ns) {
+        while let Some(waiting) = self.neighbours.queue.expired(now_ns) {
             let arrival = Arrival { now_ns, ..waiting.arrival };
             self.drop_waiting(arrival, waiting.buffer, DropReason::NeighbourUnresolved);
         }
-        if !self.neighbours_changed {
+        if !self.neighbours.have_changed {
             return;
         }
         // All are released now: later packets of their flows do not wait.
-        for _ in 0..self.neighbour_queue.len().div_ceil(BURST) {
-            let released = self.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
-            self.neighbours_changed = released.is_full();
+        for _ in 0..self.neighbours.queue.len().div_ceil(BURST) {
+            let released = self.neighbours.queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
+            self.neighbours.have_changed = released.is_full();
             for QueuedPacket { buffer, arrival, .. } in released {
-                self.process_waited(snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, buffer);
+                let arrival = Arrival { now_ns, origin: Origin::Owned, ..arrival };
+                self.process_waited(Ingress { snapshot, arrival }, buffer);
             }
-            if !self.neighbours_changed {
+            if !self.neighbours.have_changed {
                 break;
             }
         }
@@ -436,7 +430,8 @@ impl Sweep {
         let entries = self.owed.min(SWEPT_PER_POLL);
         if entries > 0 {
             self.owed -= entries;
-            let Engine { tables, ports, limits, counters, neighbour_requests, egress, .. } = engine;
+            let Engine { tables, ports, limits, counters, neighbours, egress, .. } = engine;
+            let neighbour_requests = &neighbours.requests;
             let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
             let clients_to_ask = Cell::new(HANDSHAKES_ASKED);
             let mut rules = IdleRules { limits, snapshot, neighbour_requests, ports, counters, owned, now, clients_to_ask };

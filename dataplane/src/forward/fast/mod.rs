@@ -46,6 +46,7 @@ use unrecognised::UnrecognisedAddresses;
 
 use super::engine::Engine;
 use super::observer::Observe;
+use super::sort::Ingress;
 use crate::flow::{BackendId, Candidate, FlowTable, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
@@ -68,7 +69,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The loops run over the parts of the burst in turn, each some turns behind the one before ([`Turns`]): while a part is
     /// recognised, the tags of one before are fetched and the flows of others. So a loop finds in the cache what it needs, and
     /// requests to memory spread over the work.
-    pub(super) fn forward_known(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+    pub(super) fn forward_known(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
+        let Ingress { snapshot, arrival } = at;
         let port = usize::from(arrival.link.port().0);
         let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
         let mut records = std::mem::take(&mut self.records);

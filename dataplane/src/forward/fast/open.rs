@@ -363,7 +363,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             && let Some(tuple) = tuple()
             && let Some(neighbour) = unresolved_client(snapshot, snapshot.route(tuple.source), &tuple)
         {
-            self.ask(neighbour);
+            self.neighbours.ask(neighbour);
         }
         let reply = A::Key::of(&Tuple {
             source: towards.address,

@@ -7,11 +7,15 @@
 //!
 //! Not here: packets that are recognised and left (`progress`).
 
+use super::follow::{FastFamily, PacketHead};
 use super::record::Record;
-use crate::wire::{Address, Buffer, Ipv4, Ipv6, behind, ether_type, protocol, split_mix, take};
+use crate::wire::{Address, Buffer, Ipv4, Ipv6, Tuple, TupleKey, behind, ether_type, protocol, split_mix, take};
 
 /// The addresses of packets that were not recognised, each as a bit: a few more packets than necessary are left.
-pub(super) struct UnrecognisedAddresses([u64; WORDS]);
+pub(super) struct UnrecognisedAddresses {
+    bits: [u64; WORDS],
+    has_any: bool,
+}
 
 /// 1,024 bits: with as many pairs as a burst has packets, one in eight other packets is left too.
 const WORDS: usize = 16;
@@ -19,7 +23,7 @@ const WORDS: usize = 16;
 impl UnrecognisedAddresses {
     /// No addresses.
     pub(super) fn none() -> Self {
-        Self([0; WORDS])
+        Self { bits: [0; WORDS], has_any: false }
     }
 
     /// Leaves those packets of a part, of which some are not recognised, that are behind one between the same addresses in
@@ -27,16 +31,31 @@ impl UnrecognisedAddresses {
     #[inline(never)]
     pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], records: &mut [Record]) {
         for (buffer, record) in part.iter().zip(records) {
-            let is_recognised = record.family() != 0;
-            let Some(bit) = bit_of_addresses(buffer.bytes()) else { continue };
-            let Some(word) = self.0.get_mut(bit / 64) else { continue };
+            let (frame, is_recognised) = (buffer.bytes(), record.family() != 0);
+            let bit = match record.family() {
+                0 => bit_of_addresses(frame),
+                _ if !self.has_any => None,
+                Record::V4 => bit_of_head::<u32>(frame, record),
+                _ => bit_of_head::<u128>(frame, record),
+            };
+            let Some(bit) = bit else { continue };
+            let Some(word) = self.bits.get_mut(bit / 64) else { continue };
             if !is_recognised {
+                self.has_any = true;
                 *word |= 1 << (bit % 64);
             } else if *word >> (bit % 64) & 1 != 0 {
                 record.leave();
             }
         }
     }
+}
+
+/// The bit of the addresses of a packet that is recognised.
+#[inline(always)]
+fn bit_of_head<A: FastFamily>(frame: &[u8], record: &Record) -> Option<usize> {
+    let head = A::Head::of(frame, record.shape.network_offset.into())?;
+    let Tuple { source, destination, .. } = A::key(head).tuple(record.protocol());
+    Some(bit_of(source, destination))
 }
 
 /// The bit of the addresses of a packet that may be of a flow as one that is recognised: of TCP, UDP, or behind extension

@@ -108,7 +108,7 @@ impl Replicating {
     /// Events that wait are applied first, by the groups that this gateway owned before and owns now: they may be from
     /// the owner of before, or, if this gateway was stopped for a while, from the present owner.
     fn follow_groups<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) {
-        let valid = engine.ownership.valid_groups(now_ns);
+        let valid = engine.neighbours.ownership.valid_groups(now_ns);
         let (groups, now) = (snapshot.groups.map(|owned| OwnedGroups { owned: owned.owned & valid, ..owned }), Tick::at(now_ns));
         let owned = groups.map(|groups| groups.owned);
         if groups != self.groups {

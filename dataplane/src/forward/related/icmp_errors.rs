@@ -14,6 +14,7 @@ use crate::forward::decide::{
 };
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketOutcome};
+use crate::forward::sort::Ingress;
 use crate::icmp;
 use crate::icmp::error_mapping::ErrorRewrite;
 use crate::icmp::{IcmpError, Inner, Quote, TunnelErrorKind, TunnelQuote};
@@ -24,35 +25,32 @@ use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Tuple, is_martian};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one.
-    ///
-    /// # Errors
-    /// The packet, if it is no such error.
+    /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one. Returns the packet if it is no such
+    /// error.
     pub(in crate::forward) fn error<A: FlowFamily>(
         &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
+        at: Ingress<'_>,
         buffer: P::Buffer,
         packet: &Packet<'_, A>,
-    ) -> Result<(), P::Buffer> {
+    ) -> Option<P::Buffer> {
         let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
-            return self.tunnel_error(snapshot, arrival, buffer, packet);
+            return self.tunnel_error(at, buffer, packet);
         };
         let asked = quote.tuple.reversed();
-        if let Some(verdict) = follow_one_way_error(packet, &asked, snapshot, self.flows().0) {
+        if let Some(verdict) = follow_one_way_error(packet, &asked, at.snapshot, self.flows().0) {
             self.tally.hits += 1;
-            self.apply(snapshot, arrival, buffer, packet.headers, verdict);
-            return Ok(());
+            self.apply(at, buffer, packet.headers, verdict);
+            return None;
         }
         let (table, limits) = self.flows();
-        let followed = follow_error(packet, &quote.tuple, snapshot, table, limits, Tick::at(arrival.now_ns));
-        let Some(followed) = followed else { return self.tunnel_error(snapshot, arrival, buffer, packet) };
+        let followed = follow_error(packet, &quote.tuple, at.snapshot, table, limits, Tick::at(at.arrival.now_ns));
+        let Some(followed) = followed else { return self.tunnel_error(at, buffer, packet) };
         self.tally.hits += 1;
         match followed {
-            Ok(nat) => self.forward_error(snapshot, buffer, packet.headers, &quote, nat),
-            Err(verdict) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
+            Ok(nat) => self.forward_error(at.snapshot, buffer, packet.headers, &quote, nat),
+            Err(verdict) => self.apply(at, buffer, packet.headers, verdict),
         }
-        Ok(())
+        None
     }
 
     fn forward_error<A: FlowFamily>(
@@ -84,32 +82,23 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.send_split(snapshot, buffer, headers, &flow, nat);
     }
 
-    /// Processes an ICMP error about a tunnel packet.
-    ///
-    /// # Errors
-    /// The packet, if it is no such error.
-    fn tunnel_error<A: FlowFamily>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        buffer: P::Buffer,
-        packet: &Packet<'_, A>,
-    ) -> Result<(), P::Buffer> {
-        let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &snapshot.tunnels) else {
-            return Err(buffer);
+    /// Processes an ICMP error about a tunnel packet. Returns the packet if it is no such error.
+    fn tunnel_error<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, packet: &Packet<'_, A>) -> Option<P::Buffer> {
+        let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &at.snapshot.tunnels) else {
+            return Some(buffer);
         };
         let followed = match &quote.inner {
-            Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.tables.v4),
-            Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.tables.v6),
+            Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, at.snapshot, &self.tables.v4),
+            Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, at.snapshot, &self.tables.v6),
         };
-        let Some(followed) = followed else { return Err(buffer) };
+        let Some(followed) = followed else { return Some(buffer) };
         self.tally.hits += 1;
         match (followed, &quote.inner) {
-            (Err(verdict), _) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
-            (Ok(exit), Inner::V4(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
-            (Ok(exit), Inner::V6(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
+            (Err(verdict), _) => self.apply(at, buffer, packet.headers, verdict),
+            (Ok(exit), Inner::V4(inner)) => self.report_to_client(at.arrival, buffer, &quote, inner, exit),
+            (Ok(exit), Inner::V6(inner)) => self.report_to_client(at.arrival, buffer, &quote, inner, exit),
         }
-        Ok(())
+        None
     }
 
     fn report_to_client<A: Address, I: Address>(

@@ -144,8 +144,8 @@ mod tests {
             }
             let expected = (0..16).filter(|&slot| words[slot] & mask == pattern & mask).fold(0, |bits, slot| bits | 1 << slot);
             prop_assert_eq!(matching(&words, pattern & mask, mask), expected);
-            for avx2 in Avx2::detect().into_iter().flat_map(|avx2| [avx2, avx2.without_avx512()]) {
-                prop_assert_eq!(avx2.matching(&words, pattern & mask, mask), expected, "{:?}", avx2);
+            if let Some(avx2) = Avx2::detect() {
+                prop_assert_eq!(avx2.matching(&words, pattern & mask, mask), expected);
             }
         }
     }
