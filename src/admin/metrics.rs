@@ -17,9 +17,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use control::gateways::listener::KeyCertificates;
 use control::gateways::socket::listen_tcp;
 use control::healthz::{self, Pages, Unwell};
-use control::metrics::{ControllerMetrics, MetricFamily, MetricWriter, TextFormat, write_program};
+use control::metrics::{ControllerMetrics, MetricFamily, MetricWriter, TextFormat, write_certificates, write_program};
 use dataplane::DropReason;
 use http::request::Parts;
 use http::{HeaderMap, Response};
@@ -84,6 +85,8 @@ pub struct GatewayPages {
     pub exchange: Arc<ReplicaExchange>,
     /// The status page.
     pub status_page: Arc<StatusPage>,
+    /// The certificates that the gateway shows, without those of an embedded controller.
+    pub certificates: Vec<KeyCertificates>,
     /// Cancelled when the gateway is about to end.
     pub terminating: CancellationToken,
 }
@@ -154,6 +157,12 @@ impl Collector for GatewayPages {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (mut writer, sources) = (MetricWriter::new(encoder), &self.sources);
         write_program(&mut writer, "sluiced", &sources.version)?;
+        let controller = match &sources.controller {
+            ControllerAccess::Embedded(view) => view.borrow().clone(),
+            ControllerAccess::Remote(_) => None,
+        };
+        let of_controller = controller.iter().flat_map(|view| &view.certificates);
+        write_certificates(&mut writer, self.certificates.iter().chain(of_controller))?;
         writer.gauge(&READY, u64::from(sources.served.borrow().ready))?;
         writer.gauge(&DRAINING, u64::from(*sources.state.draining.borrow() || self.terminating.is_cancelled()))?;
         writer.gauge(&CONNECTED, u64::from(*sources.state.connected.borrow()))?;
@@ -179,12 +188,6 @@ impl Collector for GatewayPages {
         let services = sources.served.borrow().services.clone();
         backends::write(&mut writer, &services, &sources.workers.counters)?;
         frontends::write(&mut writer, &services, &sources.workers.counters)?;
-        match &sources.controller {
-            ControllerAccess::Embedded(view) => {
-                let view = view.borrow().clone();
-                view.map_or(Ok(()), |view| ControllerMetrics(view).write(&mut writer))
-            }
-            ControllerAccess::Remote(_) => Ok(()),
-        }
+        controller.map_or(Ok(()), |view| ControllerMetrics(view).write(&mut writer))
     }
 }

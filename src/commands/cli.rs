@@ -27,7 +27,11 @@ pub struct Cli {
 pub enum Command {
     /// Run the gateway until SIGINT or SIGTERM; a second one ends it at once.
     Run(RunArgs),
-    /// Validate the configuration and print it with all defaults.
+    /// Validate the configuration and print it with all defaults; look at what it names.
+    ///
+    /// Looks at certificates, manifests, the API server of a kubeconfig and the rights there, and at the MTUs of ports. What
+    /// cannot be seen from this machine is a note, so that the command can run where no gateway runs. What can be seen and
+    /// cannot work is an error, with exit code 2. Nothing is changed.
     Check(ConfigArgs),
     /// Show what this machine has and lacks.
     Doctor(DoctorArgs),
@@ -57,7 +61,8 @@ pub fn write_pages(directory: &Path) -> std::io::Result<()> {
 /// Flags of `doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArgs {
-    /// Configuration file whose requirements are checked. Without it nothing counts as missing.
+    /// Configuration file whose requirements are checked, and what it names: certificates, manifests, the API server and the
+    /// rights there, the other ends of veths. Without it nothing counts as missing.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

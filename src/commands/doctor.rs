@@ -23,14 +23,15 @@ use crate::machine::{Needs, Root};
 use crate::settings::Settings;
 use crate::worker_threads::{self, WorkerError};
 
-/// Examines this machine with the requirements of a configuration, if given, and prints the table. Returns whether all
-/// requirements are met.
+/// Examines this machine with the requirements of a configuration, if given, and prints the table with `named`, what was
+/// found about what the configuration names. Returns whether all requirements are met.
 ///
 /// # Errors
 /// `out` cannot be written.
-pub fn run(settings: Option<&Settings>, out: &mut impl io::Write) -> io::Result<bool> {
+pub fn run(settings: Option<&Settings>, named: Vec<Finding>, out: &mut impl io::Write) -> io::Result<bool> {
     let needs = settings.map(Needs::of).unwrap_or_default();
-    let findings = examine(&Root::new("/"), &needs, &dpdk_sys::version(), &refused_cores(&needs.cores));
+    let mut findings = examine(&Root::new("/"), &needs, &dpdk_sys::version(), &refused_cores(&needs.cores));
+    findings.extend(named);
     print(&findings, out)?;
     Ok(is_ready(&findings))
 }

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::{Tunables, VipAnswers};
 use proto::limits::PARTNERS_MAX;
-use proto::{GatewayState, Generation, Membership, Origin};
+use proto::{GatewayState, Generation, GroupKey, Membership, Origin};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
@@ -111,6 +111,8 @@ pub struct FlowReplicator {
     pub gateway: String,
     /// Its settings.
     pub settings: Replication,
+    /// The keys of `fleet.key`, as they change; the first one is preferred.
+    pub keys: watch::Receiver<Vec<GroupKey>>,
     /// Number of groups of VIPs.
     pub groups: u8,
     /// The VRID of the first.
@@ -150,7 +152,7 @@ impl FlowReplicator {
         let hub = Arc::new(Hub::new(HubParts {
             own,
             agreement,
-            key: self.settings.key.as_ref().map(|file| file.key),
+            keys: self.settings.key.is_some().then(|| self.keys.borrow().clone()),
             after: self.settings.after,
             exchange: self.exchange,
             inquiries: self.inquiries,
@@ -166,6 +168,7 @@ impl FlowReplicator {
         tasks.spawn(serve(Arc::clone(&hub), listener));
         let inputs = FollowInputs {
             settings: self.settings,
+            keys: self.keys,
             membership: self.membership,
             state: self.state,
             applied: self.applied,
@@ -304,6 +307,7 @@ fn has_state(state: &Option<GatewayState>, applied: &Option<Generation>) -> bool
 /// Inputs and output of [`follow`].
 struct FollowInputs {
     settings: Replication,
+    keys: watch::Receiver<Vec<GroupKey>>,
     membership: watch::Receiver<Option<Membership>>,
     state: watch::Receiver<Option<GatewayState>>,
     applied: watch::Receiver<Option<Generation>>,
@@ -314,13 +318,14 @@ struct FollowInputs {
 /// Follows the partners, as they are configured or named by the controller. A gateway that starts first waits for its
 /// state: it would refuse flows to backends that it does not know yet.
 async fn follow(hub: Arc<Hub>, inputs: FollowInputs) -> io::Result<()> {
-    let FollowInputs { settings, mut membership, state, mut applied, named } = inputs;
+    let FollowInputs { settings, mut keys, mut membership, state, mut applied, named } = inputs;
     let (mut sessions, mut followed) = (JoinSet::new(), BTreeMap::<SocketAddr, (AbortHandle, Instant)>::new());
     let mut every = interval(STATUS_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (started, mut has_state_now) = (Instant::now(), false);
     loop {
         has_state_now |= has_state(&state.borrow(), &applied.borrow_and_update()) || started.elapsed() > STATE_MAX;
+        hub.set_keys(&keys.borrow_and_update());
         let members = membership.borrow_and_update().clone();
         if let Some(members) = members.as_ref().filter(|_| settings.key.is_none()) {
             hub.take_key(members);
@@ -344,6 +349,7 @@ async fn follow(hub: Arc<Hub>, inputs: FollowInputs) -> io::Result<()> {
         tokio::select! {
             changed = membership.changed() => changed.map_err(io::Error::other)?,
             changed = applied.changed() => changed.map_err(io::Error::other)?,
+            changed = keys.changed() => changed.map_err(io::Error::other)?,
             _ = every.tick() => {}
             // Only those that were aborted end, unless one panics.
             Some(Err(error)) = sessions.join_next() => if error.is_panic() { return Err(io::Error::other(error)) },
@@ -386,14 +392,19 @@ async fn publish(
 #[cfg(test)]
 mod tests {
     use dataplane::OwnedGroups;
-    use proto::{GroupKey, Member, State};
+    use proto::{Member, State};
     use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::settings::KeyFile;
     use crate::worker_threads::inquiries::tests::without_workers;
 
     const LONG: Duration = Duration::from_secs(120);
+
+    fn group_keys(keys: &[u8]) -> Vec<GroupKey> {
+        keys.iter().map(|key| GroupKey::new([*key; 32])).collect()
+    }
 
     /// A gateway whose worker does nothing.
     struct Gateway {
@@ -401,6 +412,7 @@ mod tests {
         listen: SocketAddr,
         answers: watch::Sender<VipAnswers>,
         membership: watch::Sender<Option<Membership>>,
+        keys: watch::Sender<Vec<GroupKey>>,
         known: watch::Sender<Option<GatewayState>>,
         _reached: watch::Sender<Option<Generation>>,
         exchange: Arc<ReplicaExchange>,
@@ -410,9 +422,16 @@ mod tests {
 
     impl Gateway {
         fn start(name: &'static str) -> Self {
+            Self::start_with(name, None)
+        }
+
+        /// With the keys of a file, if there are some.
+        fn start_with(name: &'static str, keys: Option<&[u8]>) -> Self {
             // A port that is free now, for UDP too.
             let listen = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-            let settings = Replication { listen, ..Replication::default() };
+            let key = keys.map(|keys| KeyFile { path: "/fleet.key".into(), keys: group_keys(keys) });
+            let settings = Replication { listen, key, ..Replication::default() };
+            let keys = watch::Sender::new(keys.map(group_keys).unwrap_or_default());
             let exchange = Arc::new(ReplicaExchange::new(Some(&settings), 1));
             let (answers, membership, known) = (watch::Sender::default(), watch::Sender::default(), watch::Sender::new(None));
             let reached = watch::Sender::new(Some(Generation::default()));
@@ -427,6 +446,7 @@ mod tests {
             let task = FlowReplicator {
                 gateway: name.to_owned(),
                 settings,
+                keys: keys.subscribe(),
                 groups: 2,
                 first_vrid: 101,
                 exchange: Arc::clone(&exchange),
@@ -439,7 +459,7 @@ mod tests {
                 status,
             };
             let task = tokio::spawn(task.run());
-            Self { name, listen, answers, membership, known, _reached: reached, exchange, status: published, task }
+            Self { name, listen, answers, membership, keys, known, _reached: reached, exchange, status: published, task }
         }
 
         fn member(&self) -> Member {
@@ -499,6 +519,50 @@ mod tests {
         again.has(in_sync).await;
         one.has(in_sync).await;
         assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    /// Both are in sync by sessions that begun by this key of their files.
+    async fn are_in_sync(one: &mut Gateway, two: &mut Gateway) {
+        one.has(in_sync).await;
+        two.has(in_sync).await;
+    }
+
+    #[tokio::test]
+    async fn a_fleet_changes_its_key_one_gateway_after_the_other() {
+        let (old, new) = (1, 2);
+        let (mut one, mut two) = (Gateway::start_with("edge-1", Some(&[old])), Gateway::start_with("edge-2", Some(&[old])));
+        one.names(9, &two);
+        two.names(9, &one);
+        one.has_state();
+        two.has_state();
+        are_in_sync(&mut one, &mut two).await;
+        let copies = |gateway: &Gateway| gateway.exchange.copies().map(|(_, copies)| copies);
+        // Both keys, the new one first: sessions go on, and nothing is copied again.
+        for gateway in [&one, &two] {
+            gateway.keys.send_replace(group_keys(&[new, old]));
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            assert!(in_sync(&one.status.borrow()) && in_sync(&two.status.borrow()));
+        }
+        assert_eq!([copies(&one), copies(&two)], [[1, 1]; 2]);
+        // Without the old one: the sessions by it end, and others begin by the new one, which both have.
+        one.keys.send_replace(group_keys(&[new]));
+        let again = async {
+            while [copies(&one), copies(&two)] != [[2, 2]; 2] {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONG, again).await.unwrap();
+        are_in_sync(&mut one, &mut two).await;
+        two.keys.send_replace(group_keys(&[new]));
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        are_in_sync(&mut one, &mut two).await;
+        assert_eq!([copies(&one), copies(&two)], [[2, 2]; 2], "sessions by the new key go on");
+        // A gateway that was forgotten has no session any more.
+        one.keys.send_replace(group_keys(&[old]));
+        one.has(|status| status.partners.iter().all(|partner| partner.lag.is_none())).await;
+        two.has(|status| status.partners.iter().all(|partner| partner.lag.is_none())).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!([copies(&one), copies(&two)], [[2, 2]; 2], "an old key alone is refused");
     }
 
     #[tokio::test]

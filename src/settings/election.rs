@@ -134,6 +134,7 @@ fn election(section: &mut Section<'_>, ports: &[LocatedPort]) -> Election {
     if elector == Elector::Keepalived
         && let Some(used) = ports.get(port)
         && (used.settings.twin != Twin::Tap || used.settings.addresses.is_empty())
+        && !section.reader.has_problem_below("ports")
     {
         let name = &used.settings.name;
         section.problem_of("election", format!("found keepalived on port {name}, which needs `twin: tap` and an address"));

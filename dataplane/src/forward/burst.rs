@@ -47,7 +47,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if sorted.is_mixed(self.egress.peers.is_some()) {
             return self.process_in_order(snapshot, arrival, burst, &sorted);
         }
-        if matches!(arrival.origin, Origin::Port | Origin::Met) && self.egress.peers.is_some() {
+        if matches!(arrival.origin, Origin::Port | Origin::OwnerUnknown) && self.egress.peers.is_some() {
             steer(&mut self.egress, snapshot, arrival, burst, &mut sorted, &mut self.tally);
         }
         sorted.v4.iter_mut().for_each(|lookup| lookup.candidate = self.tables.v4.candidate(lookup.hash));

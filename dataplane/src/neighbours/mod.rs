@@ -1,7 +1,8 @@
 //! Neighbours on a link: ARP and neighbour discovery, announcements of VIPs, the leases of VIPs that gateways elect
 //! owners of, and the packets that wait until a neighbour is resolved.
 //!
-//! Not here: when a question is answered (`forward::answers`), and the neighbours that Linux has resolved (`snapshot`).
+//! Not here: the decision to answer a question (`forward::answers`), and the neighbours that Linux has resolved
+//! (`snapshot`).
 
 mod announcements;
 mod arp_ndp;

@@ -74,7 +74,11 @@ fn neighbours(root: &Root, family: &str) -> Finding {
     let subject = format!("{family} neighbours");
     let read = |n: u8| root.number::<u64>(&format!("/proc/sys/net/{family}/neigh/default/gc_thresh{n}"));
     let (Some(first), Some(second), Some(third)) = (read(1), read(2), read(3)) else {
-        return Finding::note(subject, "gc_thresh cannot be read", "no such family in this network namespace");
+        if !root.exists(&format!("/proc/sys/net/{family}")) {
+            return Finding::note(subject, format!("this kernel has no {family}"), "fine if no port has such an address");
+        }
+        let advice = "only the network namespace of the machine shows gc_thresh, and its limits hold in all: look there";
+        return Finding::note(subject, "gc_thresh cannot be read in this network namespace", advice);
     };
     let found = format!("gc_thresh1-3 {first} {second} {third}");
     if third >= NEIGHBOURS_AMPLE {
@@ -115,6 +119,15 @@ mod tests {
     fn the_tun_device_is_needed_by_twins() {
         assert_eq!(level(&Machine::new(&[]), &["net_null0"], "tap"), Level::Missing);
         assert_eq!(level(&Machine::new(&[("/dev/net/tun", "")]), &["net_null0"], "tap"), Level::Ok);
+    }
+
+    #[test]
+    fn a_family_that_the_kernel_lacks_is_told_from_limits_that_a_namespace_does_not_show() {
+        let machine = Machine::new(&[("/proc/sys/net/ipv4/ip_forward", "0\n")]);
+        let findings = examine(&machine.root(), &Needs::default());
+        let found = |subject: &str| findings.iter().find(|found| found.subject == subject).unwrap().found.clone();
+        assert_eq!(found("ipv4 neighbours"), "gc_thresh cannot be read in this network namespace");
+        assert_eq!(found("ipv6 neighbours"), "this kernel has no ipv6");
     }
 
     #[test]

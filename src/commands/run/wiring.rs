@@ -218,6 +218,7 @@ impl Wiring<'_> {
         FlowReplicator {
             gateway: self.settings.name.clone(),
             settings,
+            keys: self.sources.reload.fleet_keys(),
             groups: self.settings.election.groups,
             first_vrid: self.settings.election.first_vrid,
             exchange: Arc::clone(&self.outlets.exchange),
@@ -356,6 +357,7 @@ impl Wiring<'_> {
             export: Arc::clone(&self.outlets.export),
             exchange: Arc::clone(&self.outlets.exchange),
             status_page: Arc::new(StatusPage::new(vec![self.settings.name.clone(), host])),
+            certificates: self.settings.certificates(),
             terminating: self.channels.terminating.clone(),
         };
         Some(PagesServer { address, pages, shutdown: self.shutdown.clone() })

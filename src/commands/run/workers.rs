@@ -10,6 +10,7 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::flow::FlowReplication;
 use dataplane::forward::Mailbox;
 use dataplane::{Link, Metered, NoMemory, Observe, Parts, Port, PortIndex, Subscriber, VipOwnership, Worker, WorkerCounters};
+use dpdk_port::DpdkPort;
 use dpdk_sys::Eal;
 
 use super::flow_transfer::FlowTransfer;

@@ -1,7 +1,7 @@
 //! The TCP connection of a session: the handshake, and sealed messages with their length.
 //!
-//! **Invariant:** nothing is read that is longer than [`FRAME_MAX`], and nothing is believed before the proof of the
-//! other side. Not here: what the messages mean.
+//! **Invariant:** nothing is read that is longer than [`FRAME_MAX`], and nothing is believed before the other side has proven
+//! that it has the key. Not here: what the messages mean.
 
 use std::io;
 use std::time::Duration;
@@ -13,7 +13,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::seal::{self, HANDSHAKE_BYTES_MAX, Identity, Opener, PROOF, SealError, SealedSession, Sealer, SessionSide, TAG};
+use super::seal::{
+    self, HANDSHAKE_BYTES_MAX, Identity, Offer, Opener, PendingSession, SealError, SealedSession, Sealer, TAG, VERSION,
+};
 use super::window::WindowError;
 use crate::worker_threads::inquiries::NoAnswer;
 
@@ -47,6 +49,13 @@ pub(super) enum SessionError {
     Gone,
     #[error("it closed the connection")]
     Closed,
+    #[error(
+        "it closed the connection without an answer: it speaks another version of the replication, or its log says why; \
+         upgrade the older one"
+    )]
+    Unanswered,
+    #[error("the key by which the session began is no longer in `fleet.key`; a new session follows")]
+    KeyWithdrawn,
     #[error("it refused: {0}")]
     Refused(SealError),
     #[error(
@@ -58,9 +67,9 @@ pub(super) enum SessionError {
     Changed,
 }
 
-/// Why the sender refuses, in place of an answer.
+/// Why the sender refuses, in place of an answer: one byte, after [`REFUSED_VERSION`] the newest version that it speaks.
 const REFUSED_KEY: u8 = 0;
-const REFUSED_ITSELF: u8 = 1;
+const REFUSED_VERSION: u8 = 2;
 
 async fn write_handshake(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
@@ -83,8 +92,8 @@ fn check_agreement(own: &Identity, partner: &Identity, groups: u8) -> Result<(),
     if own.agreement == partner.agreement { Ok(()) } else { Err(SessionError::Disagrees(partner.name.clone(), groups)) }
 }
 
-/// The follower's handshake. Returns the session, and who the sender is. It proves itself before it judges what the sender
-/// has, so both sides name the same cause.
+/// The follower's handshake. Returns the session, and who the sender is. It introduces itself before it judges what the
+/// sender has, so both sides name the same cause.
 pub(super) async fn follow(
     stream: &mut TcpStream,
     identity: &Identity,
@@ -92,16 +101,22 @@ pub(super) async fn follow(
     groups: u8,
 ) -> Result<(SealedSession, Identity), SessionError> {
     let handshake = async {
-        let offer = seal::offer(identity, keys)?;
-        write_handshake(stream, &offer).await?;
-        let answer = read_handshake(stream).await?;
+        let offer = Offer::new(keys)?;
+        write_handshake(stream, &offer.bytes).await?;
+        let answer = read_handshake(stream).await.map_err(|error| match error {
+            SessionError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => SessionError::Unanswered,
+            other => other,
+        })?;
         match answer[..] {
             [REFUSED_KEY] => return Err(SessionError::Refused(SealError::Key)),
-            [REFUSED_ITSELF] => return Err(SealError::Itself(identity.name.clone()).into()),
+            [REFUSED_VERSION, newest] => return Err(SealError::Version(newest).into()),
             _ => {}
         }
-        let (session, sender) = seal::accept(&offer, &answer, identity, keys)?;
-        stream.write_all(&session.proof(SessionSide::PartnerFollower)).await?;
+        let (PendingSession { session, bytes }, sender) = offer.accept(&answer, identity, keys)?;
+        write_handshake(stream, &bytes).await?;
+        if sender.name == identity.name {
+            return Err(SealError::Itself(sender.name).into());
+        }
         check_agreement(identity, &sender, groups)?;
         Ok((session, sender))
     };
@@ -117,24 +132,19 @@ pub(super) async fn tell(
 ) -> Result<(SealedSession, Identity), SessionError> {
     let handshake = async {
         let offer = read_handshake(stream).await?;
-        let (answer, session, follower) = match seal::answer(&offer, identity, keys) {
+        let PendingSession { session, bytes } = match seal::answer(&offer, identity, keys) {
             Ok(answer) => answer,
             Err(error) => {
-                let refusal = match error {
-                    SealError::Key => Some(REFUSED_KEY),
-                    SealError::Itself(_) => Some(REFUSED_ITSELF),
-                    _ => None,
-                };
-                if let Some(refusal) = refusal {
-                    write_handshake(stream, &[refusal]).await?;
+                match error {
+                    SealError::Key => write_handshake(stream, &[REFUSED_KEY]).await?,
+                    SealError::Version(_) => write_handshake(stream, &[REFUSED_VERSION, VERSION]).await?,
+                    _ => {}
                 }
                 return Err(error.into());
             }
         };
-        write_handshake(stream, &answer).await?;
-        let mut proof = [0; PROOF];
-        stream.read_exact(&mut proof).await?;
-        session.check(SessionSide::PartnerFollower, &proof)?;
+        write_handshake(stream, &bytes).await?;
+        let follower = session.introduced(&read_handshake(stream).await?, identity)?;
         check_agreement(identity, &follower, groups)?;
         Ok((session, follower))
     };
@@ -149,15 +159,16 @@ pub(super) async fn write(
     mut messages: mpsc::Receiver<Vec<u8>>,
 ) -> Result<(), SessionError> {
     loop {
-        let mut message = tokio::select! {
+        let message = tokio::select! {
             biased;
             Some(message) = urgent.recv() => message,
             Some(message) = messages.recv() => message,
             else => return Ok(()),
         };
         let length = u16::try_from(message.len() + TAG).map_err(io::Error::other)?.to_be_bytes();
-        sealer.seal(&length, &mut message)?;
-        stream.write_all(&[&length[..], &message].concat()).await?;
+        let mut sealed = length.to_vec();
+        sealer.seal(&message, &mut sealed)?;
+        stream.write_all(&sealed).await?;
     }
 }
 
@@ -175,7 +186,7 @@ pub(super) async fn read(mut stream: OwnedReadHalf, opener: Opener, messages: mp
         }
         let mut sealed = vec![0; length];
         stream.read_exact(&mut sealed).await?;
-        let message = opener.open(counter, &head, &mut sealed)?.to_vec();
+        let message = opener.open(counter, &sealed)?;
         if messages.send(message).await.is_err() {
             break;
         }
@@ -212,7 +223,7 @@ mod tests {
             let (session, sender) = follow(&mut stream, &one, &[GroupKey::new([of_follower; 32])], 2).await?;
             let (read_half, _write_half) = stream.into_split();
             let (messages, mut read_messages) = mpsc::channel(1);
-            let reading = tokio::spawn(read(read_half, session.stream(SessionSide::PartnerFollower).1, messages));
+            let reading = tokio::spawn(read(read_half, session.stream().1, messages));
             assert_eq!(read_messages.recv().await.unwrap(), b"urgent");
             assert_eq!(read_messages.recv().await.unwrap(), b"first");
             assert_eq!(read_messages.recv().await.unwrap(), b"second");
@@ -229,7 +240,7 @@ mod tests {
             let (urgent, repaired) = mpsc::channel(1);
             urgent.send(b"urgent".to_vec()).await.unwrap();
             drop((messages, urgent));
-            write(write_half, session.stream(SessionSide::Sender).0, repaired, written).await?;
+            write(write_half, session.stream().0, repaired, written).await?;
             Ok(follower)
         };
         tokio::join!(follower, sender)

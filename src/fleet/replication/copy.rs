@@ -243,7 +243,7 @@ mod tests {
         let hub = Arc::new(Hub::new(HubParts {
             own,
             agreement,
-            key: None,
+            keys: None,
             after: settings.after,
             exchange,
             inquiries,

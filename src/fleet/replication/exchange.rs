@@ -49,7 +49,7 @@ impl ReplicaExchange {
     pub fn outcomes(&self) -> [(&'static str, u64); 4] {
         let sum = |count: fn(&FlowReplication) -> u64| self.queues.iter().map(|queue| count(queue)).sum::<u64>();
         [
-            ("told", sum(|queue| queue.told().get())),
+            ("told", sum(|queue| queue.sent().get())),
             ("dropped", sum(|queue| queue.dropped().get())),
             ("applied", sum(|queue| queue.applied().get())),
             ("refused", sum(|queue| queue.refused().get())),

@@ -21,7 +21,7 @@ use super::channel::{self, HANDSHAKE_MAX, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::hub::Hub;
 use super::message::PartnerMessage;
 use super::record;
-use super::seal::{Identity, Opener, Sealer, SessionId, SessionSide};
+use super::seal::{Identity, Opener, Sealer};
 use super::sender::reason;
 use super::window::{BatchWindow, TouchedFlows};
 
@@ -83,8 +83,7 @@ async fn follow(
     let (session, sender) = channel::follow(&mut stream, &identity, &hub.keys(), hub.agreement.groups).await?;
     let Identity { name, process, .. } = sender;
     let mut registered = hub.register(session.id());
-    let ((sealer, opener), (by_udp, from_udp)) =
-        (session.stream(SessionSide::PartnerFollower), session.datagrams(SessionSide::PartnerFollower));
+    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(), session.datagrams());
     let (read_half, write_half) = stream.into_split();
     let (messages, written) = mpsc::channel(ASKED_WAITING_MAX);
     let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
@@ -96,7 +95,6 @@ async fn follow(
     let mut follower = PartnerFollower {
         hub,
         partner,
-        id: session.id(),
         by_udp,
         from_udp,
         messages,
@@ -116,7 +114,7 @@ async fn follow(
     loop {
         tokio::select! {
             ended = tasks.join_next() => return Err(reason(ended)),
-            Some(datagram) = registered.datagrams.recv() => follower.take_datagram(datagram).await?,
+            Some(datagram) = registered.datagrams.recv() => follower.take_datagram(&datagram).await?,
             Some(message) = read.recv(), if follower.has_room() => {
                 let was_complete = follower.copies.1 > 0;
                 follower.take_message(&message).await?;
@@ -128,6 +126,9 @@ async fn follow(
             _ = heartbeat.tick() => {
                 if hub.identity() != identity {
                     return Err(SessionError::Changed);
+                }
+                if !hub.accepts(session.key()) {
+                    return Err(SessionError::KeyWithdrawn);
                 }
                 follower.apply_news().await?;
                 follower.acknowledge().await?;
@@ -150,7 +151,6 @@ async fn give(hub: Arc<Hub>, mut events: mpsc::Receiver<Vec<ReplicaEvent>>) -> R
 struct PartnerFollower<'a> {
     hub: &'a Hub,
     partner: SocketAddr,
-    id: SessionId,
     by_udp: Sealer,
     from_udp: Opener,
     messages: mpsc::Sender<Vec<u8>>,
@@ -170,9 +170,9 @@ struct PartnerFollower<'a> {
 }
 
 impl PartnerFollower<'_> {
-    async fn take_datagram(&mut self, mut datagram: Vec<u8>) -> Result<(), SessionError> {
-        let Ok((counter, message)) = self.from_udp.datagram(&mut datagram) else { return Ok(()) };
-        match PartnerMessage::decode(message) {
+    async fn take_datagram(&mut self, datagram: &[u8]) -> Result<(), SessionError> {
+        let Ok((counter, message)) = self.from_udp.datagram(datagram) else { return Ok(()) };
+        match PartnerMessage::decode(&message) {
             Some(PartnerMessage::Batch(number, records)) => {
                 self.window.add(number, records)?;
                 self.apply_news().await
@@ -262,7 +262,7 @@ impl PartnerFollower<'_> {
         }
         let (begun, complete) = self.copies;
         let message = PartnerMessage::Acknowledge(self.window.next(), begun, complete).encode();
-        let datagram = self.by_udp.datagram(self.id, message)?;
+        let datagram = self.by_udp.datagram(&message)?;
         // What the kernel refuses is lost like any other datagram.
         let _ = self.hub.socket.send_to(&datagram, self.partner).await;
         Ok(())

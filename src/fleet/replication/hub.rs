@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::agreement::Agreement;
 use super::exchange::ReplicaExchange;
-use super::seal::{Identity, KEYS_MAX, SessionId, session_of};
+use super::seal::{Identity, KEYS_MAX, KeyId, SessionId, identifier, session_of};
 use super::sent::SentBatches;
 use crate::worker_threads::inquiries::Inquiries;
 
@@ -91,8 +91,8 @@ pub(super) struct HubParts {
     pub(super) own: Identity,
     /// The settings of the election.
     pub(super) agreement: Agreement,
-    /// The key of a file, if there is one.
-    pub(super) key: Option<GroupKey>,
+    /// The keys of a file, if there is one.
+    pub(super) keys: Option<Vec<GroupKey>>,
     /// The age from which on flows are replicated.
     pub(super) after: Duration,
     /// The queues of the workers.
@@ -130,6 +130,8 @@ pub(super) struct Hub {
     tunables: watch::Receiver<Tunables>,
     sent: Mutex<SentBatches>,
     keys: Mutex<Vec<GroupKey>>,
+    /// Whether the keys are those of a file, which an operator changes.
+    are_of_file: bool,
     sessions: Mutex<HashMap<SessionId, mpsc::Sender<Vec<u8>>>>,
     partner_states: Mutex<BTreeMap<SocketAddr, PartnerState>>,
 }
@@ -154,7 +156,8 @@ impl Hub {
             history: Mutex::default(),
             tunables: parts.tunables,
             sent: Mutex::default(),
-            keys: Mutex::new(parts.key.into_iter().collect()),
+            are_of_file: parts.keys.is_some(),
+            keys: Mutex::new(parts.keys.unwrap_or_default()),
             sessions: Mutex::default(),
             partner_states: Mutex::default(),
         }
@@ -170,7 +173,20 @@ impl Hub {
         lock(&self.keys).clone()
     }
 
-    /// Takes a new key over. The one before it is kept, because others get the new one a moment earlier or later.
+    /// Takes the keys of the file over, as far as they are those of a file.
+    pub(super) fn set_keys(&self, keys: &[GroupKey]) {
+        if self.are_of_file {
+            *lock(&self.keys) = keys.to_vec();
+        }
+    }
+
+    /// Whether a session that began by this key goes on: an operator who takes a key out of the file no longer trusts it. A
+    /// controller that starts makes another key, which says nothing about the last one.
+    pub(super) fn accepts(&self, key: KeyId) -> bool {
+        !self.are_of_file || lock(&self.keys).iter().any(|known| identifier(known) == key)
+    }
+
+    /// Takes a new key of the controller over. The one before it is kept, because others get the new one a moment earlier or later.
     pub(super) fn take_key(&self, membership: &Membership) {
         let mut keys = lock(&self.keys);
         if keys.first() != Some(&membership.key) {

@@ -18,7 +18,7 @@ use super::channel::{self, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::copy::{self, LastCopy};
 use super::hub::{FollowerProgress, Hub};
 use super::message::PartnerMessage;
-use super::seal::{Identity, Opener, SealedSession, Sealer, SessionId, SessionSide};
+use super::seal::{Identity, Opener, SealedSession, Sealer};
 
 /// Messages that wait for the connection: 64 pages of 8 KiB are half a megabyte.
 const MESSAGES_WAITING_MAX: usize = 64;
@@ -75,7 +75,7 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
     let _guard = FollowerGuard(&hub, who.address);
     tracing::info!(gateway = who.name, address = %who.address, "a partner follows the flows of this gateway");
     let mut registered = hub.register(session.id());
-    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(SessionSide::Sender), session.datagrams(SessionSide::Sender));
+    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(), session.datagrams());
     let (read_half, write_half) = stream.into_split();
     let (messages, written) = mpsc::channel(MESSAGES_WAITING_MAX);
     let (repairs, repaired) = mpsc::channel(REPAIRS_WAITING_MAX);
@@ -88,7 +88,6 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
     tasks.spawn(copy::run(Arc::clone(&hub), messages, begun.subscribe(), first, copied));
     let mut sender = FlowSender {
         hub: &hub,
-        id: session.id(),
         to: who.address,
         by_udp,
         from_udp,
@@ -109,11 +108,14 @@ pub(super) async fn serve(hub: Arc<Hub>, greeting: Greeting) -> Result<Infallibl
     loop {
         tokio::select! {
             ended = tasks.join_next() => return Err(reason(ended)),
-            Some(datagram) = registered.datagrams.recv() => sender.take_datagram(datagram),
+            Some(datagram) = registered.datagrams.recv() => sender.take_datagram(&datagram),
             Some(message) = read.recv() => sender.repair(&message)?,
             _ = heartbeat.tick() => {
                 if hub.identity() != identity {
                     return Err(SessionError::Changed);
+                }
+                if !hub.accepts(session.key()) {
+                    return Err(SessionError::KeyWithdrawn);
                 }
                 sender.heartbeat().await?;
             }
@@ -134,7 +136,6 @@ pub(super) fn reason(ended: Option<Result<Result<(), SessionError>, tokio::task:
 
 struct FlowSender<'a> {
     hub: &'a Hub,
-    id: SessionId,
     to: SocketAddr,
     by_udp: Sealer,
     from_udp: Opener,
@@ -179,7 +180,7 @@ impl FollowerSync {
 
 impl FlowSender<'_> {
     async fn send(&mut self, message: PartnerMessage<'_>) -> Result<(), SessionError> {
-        let datagram = self.by_udp.datagram(self.id, message.encode())?;
+        let datagram = self.by_udp.datagram(&message.encode())?;
         // What the kernel refuses is lost like any other datagram; a partner that is gone is noticed by its silence.
         let _ = self.hub.socket.send_to(&datagram, self.to).await;
         Ok(())
@@ -218,13 +219,13 @@ impl FlowSender<'_> {
     }
 
     /// Takes an acknowledgement; an old one changes nothing.
-    fn take_datagram(&mut self, mut datagram: Vec<u8>) {
-        let Ok((counter, message)) = self.from_udp.datagram(&mut datagram) else { return };
+    fn take_datagram(&mut self, datagram: &[u8]) {
+        let Ok((counter, message)) = self.from_udp.datagram(datagram) else { return };
         // A repeated one would say that the follower lives.
         if counter < self.counter {
             return;
         }
-        let Some(PartnerMessage::Acknowledge(next, begun, complete)) = PartnerMessage::decode(message) else { return };
+        let Some(PartnerMessage::Acknowledge(next, begun, complete)) = PartnerMessage::decode(&message) else { return };
         (self.heard, self.counter) = (Instant::now(), counter + 1);
         self.acknowledged = self.acknowledged.max(next.min(self.next));
         self.begun.send_if_modified(|last| {

@@ -306,12 +306,12 @@ impl<'s> Follow<'s> {
                 return None;
             }
             return match group {
-                Some(group) => self.exits.get(self.routes.ways.slot(group, record.hash)),
+                Some(group) => self.exits.get(self.routes.first_choices.slot(group, record.hash)),
                 None => Some(backend),
             };
         }
         let arrives = match group {
-            Some(group) => self.routes.ways.arrive_from(group, record.link),
+            Some(group) => self.routes.first_choices.arrive_from(group, record.link),
             None => backend.link == record.link,
         };
         if !arrives {

@@ -135,7 +135,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if let Some(last_burst) = self.last_bursts.get_mut(port) {
             let has_others = match arrival.origin {
                 Origin::Port => handed_over * OTHERS_PART >= received,
-                Origin::Met | Origin::Begun | Origin::Owned => last_burst.has_others,
+                Origin::OwnerUnknown | Origin::Begun | Origin::Owned => last_burst.has_others,
             };
             *last_burst = progress.end((kinds, is_tagged), reads_routes.get(), has_others);
         }

@@ -248,7 +248,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     ) {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         // Packets that met here may be of others, and those that begin anew here are.
-        let is_left = matches!(opening.arrival.origin, Origin::Met | Origin::Begun);
+        let is_left = matches!(opening.arrival.origin, Origin::OwnerUnknown | Origin::Begun);
         let room = if is_left { 0 } else { room };
         // Half as much again as binds: the packets of this part may use it up.
         let is_scarce = opening.snapshot.has_many_services() && room < (self.max_flows / 16 * 3).saturating_add(PARTS_ROOM);

@@ -83,8 +83,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         })
     }
 
-    /// Decides on a first fragment like on any packet, by these headers, stores the decision, and processes the fragments
-    /// that waited for it.
+    /// Decides on a first fragment like on any packet, by these headers, stores the decision, and processes the
+    /// fragments that waited for it.
     fn first<A: FlowFamily>(
         &mut self,
         snapshot: &Snapshot,
@@ -287,9 +287,9 @@ fn begins_translated<A: Address>(snapshot: &Snapshot, first: &Headers<A>) -> boo
     is_init && snapshot.frontend(destination, protocol, destination_port).is_some_and(|front| front.mode() == FlowMode::Nat)
 }
 
-/// The decision for the fragments after a first one. What a later fragment's packet means for the connection is
-/// unknown, so its transport fields are ones that change no state of TCP or SCTP. UDP has none; each fragment counts as a
-/// packet of its flow.
+/// The decision for the fragments after a first one. The meaning of a later fragment for the connection is
+/// unknown, so it gets transport fields that change no state of TCP or SCTP. UDP has no such fields; each fragment
+/// counts as a packet of its flow.
 const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> LaterFragments {
     let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
     let transport = match first.transport {

@@ -96,7 +96,7 @@ fn task<A: Address, B: Buffer>(
     match headers.transport {
         Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => {}
         Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, lookup)?, HandoverTask::Decide)),
-        Transport::Fragment => return Some((meeting(steering, snapshot, buffer, lookup)?, HandoverTask::Meet)),
+        Transport::Fragment => return Some((meeting(steering, snapshot, buffer, lookup)?, HandoverTask::FindOwner)),
         Transport::Other => return None,
     }
     if is_plain(headers) {
@@ -269,7 +269,7 @@ fn keep_behind<A: Address, B: Buffer>(
             let flows = peers.fragmented_flows();
             if let Some(meets_at) = flows.meets_at(lookup.hash, now_ns) {
                 flows.passed(lookup.hash, now_ns);
-                *task = (meets_at, HandoverTask::Meet);
+                *task = (meets_at, HandoverTask::FindOwner);
             }
         }
         _ => {}

@@ -1,5 +1,5 @@
-//! Observation of packets while a capture runs: each packet of an observed burst passes the engine alone and without the
-//! fast path, and the worker compares its counts and its outputs before and after (docs/internals/decisions/0053).
+//! Observation of packets while a capture runs: each packet of an observed burst passes the engine alone and without
+//! the fast path, and the worker compares its counts and its outputs before and after (docs/internals/decisions/0053).
 //!
 //! **Invariant:** an observed packet leaves as the same bytes by the same port as any other. Without a capture nothing
 //! here runs.
@@ -32,7 +32,7 @@ impl From<Arrival> for ObservedFrom {
     fn from(arrival: Arrival) -> Self {
         let source = match arrival.origin {
             Origin::Port => PacketSource::Port,
-            Origin::Met | Origin::Begun | Origin::Owned => PacketSource::Worker,
+            Origin::OwnerUnknown | Origin::Begun | Origin::Owned => PacketSource::Worker,
         };
         Self { port: arrival.link.port(), source, tags: arrival.tags, now_ns: arrival.now_ns }
     }
@@ -80,7 +80,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     #[cold]
     pub(super) fn observed(&mut self, from: ObservedFrom, mut buffer: P::Buffer, process: impl FnOnce(&mut Self, P::Buffer)) {
         let Some(mut capture) = self.capture.take() else { return process(self, buffer) };
-        // What earlier packets left as leaves now, so that whatever is collected afterwards is of this packet.
+        // Frames of earlier packets leave now, so that all frames that are collected afterwards are of this packet.
         self.egress.flush_ports(&mut self.tally);
         let parsed = with_tags(&mut buffer, from.tags, |frame| capture.received(frame));
         let (before, held) = (self.tally.clone(), self.held());
