@@ -149,7 +149,7 @@ async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop)
     let state_file = StateFile::new(transfer.dirs().clone());
     let first = flow_transfer::first_state(&state_file, settings.max_state_age, flows.as_deref());
     drop(flows);
-    let gateway = Gateway {
+    let gateway = RunningGateway {
         settings,
         ports: &ports,
         transfer: &transfer,
@@ -188,7 +188,7 @@ fn reload_on_signal(reload: Arc<Reload>) -> std::io::Result<()> {
 }
 
 /// A gateway whose ports are open.
-struct Gateway<'a> {
+struct RunningGateway<'a> {
     settings: &'a Settings,
     ports: &'a Ports,
     transfer: &'a FlowTransfer,
@@ -211,7 +211,7 @@ struct Engine {
     pipeline: SnapshotPipeline,
 }
 
-impl Gateway<'_> {
+impl RunningGateway<'_> {
     /// Runs the gateway until `stop`.
     async fn serve(&self, worker_ports: Vec<WorkerPorts>) -> Result<(), RunError> {
         let inboxes = worker_ports.iter().filter_map(|worker| worker.peers.as_ref().map(Peers::inboxes)).collect();

@@ -223,7 +223,7 @@ impl TargetTable {
         let mut asked = Vec::new();
         for port in service.ports.iter().filter(|port| listens(port, &self.node_port_addresses)) {
             for backend in port.all_backends().filter(|backend| backend.state == BackendState::Active) {
-                for target in targets(service, (question.as_ref(), &settings), port, &backend) {
+                for target in targets(service, question.as_ref(), &settings, port, &backend) {
                     let subject = Subject { service: Arc::clone(&name), protocol: port.protocol, address: backend.address };
                     asked.push((target, subject));
                 }
@@ -258,7 +258,8 @@ impl Question {
 /// The targets of one backend of a port. A backend that nothing is asked of must be reachable all the same.
 fn targets(
     service: &Service,
-    (question, settings): (Option<&Question>, &Arc<ProbeSettings>),
+    question: Option<&Question>,
+    settings: &Arc<ProbeSettings>,
     port: &ServicePort,
     backend: &Backend,
 ) -> impl Iterator<Item = Target> + use<> {

@@ -139,7 +139,7 @@ pub(super) async fn run(
         let ((groups, lost), dropped) = (hub.copied(), hub.exchange.dropped());
         {
             let _turn = hub.copying.acquire().await.map_err(|_| SessionError::Closed)?;
-            list(&hub, (groups, lost), &messages).await?;
+            list(&hub, groups, lost, &messages).await?;
         }
         last.send_replace(LastCopy { number, owned: groups.owned });
         send(&messages, PartnerMessage::CopyEnds(number)).await?;
@@ -157,7 +157,7 @@ async fn send(messages: &mpsc::Sender<Vec<u8>>, message: PartnerMessage<'_>) -> 
 }
 
 /// Lists the flows of groups of VIPs, and young ones of those that were lost.
-async fn list(hub: &Arc<Hub>, (groups, lost): (OwnedGroups, u64), messages: &mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
+async fn list(hub: &Arc<Hub>, groups: OwnedGroups, lost: u64, messages: &mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
     let selection = Selection { groups, lost, snat: hub.snat(), after: hub.after };
     let (mut position, mut next) = (Some(FlowPosition::FIRST), Instant::now());
     while let Some(from) = position {
