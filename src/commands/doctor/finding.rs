@@ -27,15 +27,15 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(in crate::tools) fn ok(subject: impl Into<String>, found: impl Into<String>) -> Self {
+    pub(in crate::commands) fn ok(subject: impl Into<String>, found: impl Into<String>) -> Self {
         Self { level: Level::Ok, subject: subject.into(), found: found.into(), advice: String::new() }
     }
 
-    pub(in crate::tools) fn note(subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(in crate::commands) fn note(subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { level: Level::Note, subject: subject.into(), found: found.into(), advice: advice.into() }
     }
 
-    pub(in crate::tools) fn missing(subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(in crate::commands) fn missing(subject: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { level: Level::Missing, subject: subject.into(), found: found.into(), advice: advice.into() }
     }
 

@@ -19,7 +19,6 @@ use crate::flow_records::FlowExport;
 use crate::ports::WorkerPorts;
 use crate::settings::Settings;
 use crate::worker_threads::{self, Rest, Sleep, Turn, WorkerError};
-use dpdk_port::DpdkPort;
 
 /// Why workers did not start.
 #[derive(Debug, thiserror::Error)]
