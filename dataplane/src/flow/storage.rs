@@ -71,7 +71,7 @@ impl SeenWords {
     /// The bits of the mode.
     pub(crate) const MODE: u32 = BELOW_SEEN & !STATE_MASK;
 
-    /// The bits of the mode in a flow's word.
+    /// Those bits of a flow's word.
     #[inline(always)]
     pub(crate) const fn of_mode(mode: FlowMode) -> u32 {
         (mode as u32) << STATE_BITS

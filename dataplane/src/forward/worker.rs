@@ -237,8 +237,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.engine.avx2 = self.engine.avx2.map(Avx2::without_avx512);
     }
 
-    /// Lets its pools of SNAT ports have as few ports as if there were so many workers. To be called before the first
-    /// flow.
+    /// Lets its pools of SNAT ports have as few ports as if there were so many workers. To be called before the first flow.
     #[cfg(feature = "testing")]
     pub fn share_ports(&mut self, workers: u16) {
         if let Ok(ports) = SnatPorts::new(self.engine.max_flows, PortShare::of_worker(0, workers)) {

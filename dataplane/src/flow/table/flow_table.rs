@@ -63,7 +63,7 @@ impl<A: Address, C: Compare> CandidateSearch<'_, A, C> {
     #[inline(always)]
     pub(crate) fn of(&self, hash: u64) -> Option<Candidate> {
         match self.homes.candidate(hash, self.compare) {
-            Guess::At(position) => Some(self.table.prefetch_entry(position, self.with_routes)),
+            Guess::At(place) => Some(self.table.prefetch_entry(place, self.with_routes)),
             Guess::Away => {
                 self.table.index.prefetch_away(hash);
                 None
@@ -289,8 +289,7 @@ impl<A: Address> FlowTable<A> {
         self.candidates(AnyProcessor, true).of(hash).unwrap_or(Candidate::AWAY)
     }
 
-    /// As [`FlowTable::candidate`] for many packets, by these instructions; perhaps without the routes to clients of
-    /// replies.
+    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies.
     #[inline(always)]
     pub(crate) fn candidates<C: Compare>(&self, compare: C, with_routes: bool) -> CandidateSearch<'_, A, C> {
         CandidateSearch { table: self, homes: self.index.homes(), compare, with_routes }
@@ -360,16 +359,16 @@ impl<A: Address> FlowTable<A> {
         self.storage.replicator.as_ref().map_or(GroupHolder::Settled, |replicator| replicator.groups().holder(group))
     }
 
-    /// Whether the candidate stands for a flow with these addresses and ports in its direction.
+    /// Whether the candidate stands for a flow whose addresses and ports, in its direction, are those of a packet.
     #[inline(always)]
     pub(crate) fn is_at(&self, candidate: Candidate, key: &A::Key) -> bool {
         let (index, direction) = entry_of(candidate.0);
         self.storage.hot(index).is_some_and(|flow| flow.key(direction) == key)
     }
 
-    /// Whether a position of the index stands for the entry and direction of a key.
-    fn matches(&self, position: u32, key: &A::Key, protocol: u8) -> bool {
-        let (index, direction) = entry_of(position);
+    /// Whether the entry and direction of a place are those of a key.
+    fn matches(&self, place: u32, key: &A::Key, protocol: u8) -> bool {
+        let (index, direction) = entry_of(place);
         self.storage
             .hot(index)
             .is_some_and(|flow| flow.key(direction) == key && flow.state().is_some_and(|state| state.protocol() == protocol))

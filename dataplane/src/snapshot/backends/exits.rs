@@ -46,13 +46,13 @@ impl BackendExits {
     /// Changes the exits of some slots to these.
     pub(super) fn set(&mut self, exits: impl Iterator<Item = (u32, Exit)>) {
         for (slot, exit) in exits {
-            let (chunk, index) = (slot as usize / CHUNK, slot as usize % CHUNK);
+            let (chunk, place) = (slot as usize / CHUNK, slot as usize % CHUNK);
             self.used = self.used.max(chunk + 1);
-            let before = self.chunks[chunk][index];
+            let before = self.chunks[chunk][place];
             if before != exit {
                 let behind_group = |exit: &Exit| u32::from(exit.group().is_some());
                 self.behind_groups = self.behind_groups + behind_group(&exit) - behind_group(&before);
-                Arc::make_mut(&mut self.chunks[chunk])[index] = exit;
+                Arc::make_mut(&mut self.chunks[chunk])[place] = exit;
             }
         }
     }

@@ -3,7 +3,7 @@
 //! **Invariant:** [`Lanes`], [`Row`] and [`WideSums`] exist only where the processor has AVX2: they are made from
 //! [`Avx2`], which only [`Avx2::detect`] returns, or from other lanes.
 //!
-//! Not here: the meaning of the words (`forward::fast`).
+//! Not here: what the words mean (`forward::fast::eight`).
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Sub};
 
@@ -41,14 +41,14 @@ impl Avx2 {
         None
     }
 
-    /// The instructions of a processor without AVX-512.
+    /// The same as on a processor without AVX-512.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn without_avx512(self) -> Self {
         Self { has_avx512: false }
     }
 
-    /// Runs work that is compiled twice: for AVX2 alone, and for AVX-512, which has twice as many registers, so that
-    /// fewer values are stored and loaded again.
+    /// Runs work that is compiled twice: for AVX2 alone, and for AVX-512, which has twice as many registers, so that fewer
+    /// values are stored and loaded again.
     #[inline(always)]
     #[cfg(target_arch = "x86_64")]
     #[allow(unsafe_code)]

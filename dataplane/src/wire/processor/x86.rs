@@ -1,7 +1,7 @@
 //! The operations of `Lanes` by instructions of x86-64 with AVX2.
 //!
-//! **Invariant:** no function of this module is called where the processor lacks AVX2, but [`detect`]; [`matching`]
-//! only where it has AVX-512.
+//! **Invariant:** no function of this module is called where the processor lacks AVX2, but [`detect`]; [`matching`] only
+//! where it has AVX-512.
 #![allow(unsafe_code)]
 #![allow(clippy::cast_possible_wrap, clippy::cast_sign_loss, clippy::cast_possible_truncation)] // bits
 
@@ -23,8 +23,8 @@ pub(super) fn detect() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2")
 }
 
-/// Whether the processor has AVX-512, and keeps its clock when it uses it: processors with VBMI2 do (Intel since Ice
-/// Lake, AMD since Zen 4).
+/// Whether the processor has AVX-512, and keeps its clock when it uses it: those with VBMI2 do (Intel since Ice Lake, AMD
+/// since Zen 4).
 pub(super) fn detect_avx512() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
