@@ -198,7 +198,7 @@ impl ServiceObject {
     pub fn left_over(service: &Service) -> Option<Self> {
         let is_left = |one: &Self| {
             let is_ours = one.held.has_marks() || (!one.held.ingress.is_empty() && one.status_is_ours);
-            is_ours && !(one.is_load_balancer && !one.is_deleted) && !one.uid.is_empty() && !one.resource_version.is_empty()
+            is_ours && (!one.is_load_balancer || one.is_deleted) && !one.uid.is_empty() && !one.resource_version.is_empty()
         };
         Self::of(service).filter(is_left)
     }
