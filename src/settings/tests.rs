@@ -464,7 +464,7 @@ fn wrong_values_say_what_is_allowed() {
 #[test]
 fn a_wrong_address_of_a_port_is_one_error_whatever_refers_to_it() {
     let all = "nodePortAddresses: [10.0.0.2]\nannounce: {election: keepalived, groups: 2, port: cluster}\n\
-               fleet: {listen: '10.0.0.2:9437', partners: ['10.0.0.7:9437'], key: k}\n";
+               fleet: {listen: '10.0.0.2:9437'}\n";
     let text = format!("{BASE}{all}").replacen("[10.0.0.3]", "[10.0.0.3, 192.0.2.3]", 1);
     let error = read(&text.replacen("10.0.0.2/24", "10.0.0.400/24", 1)).unwrap_err();
     assert!(error.contains("`ports[1].addresses[0]`: found `10.0.0.400/24`") && error.lines().count() == 1, "{error}");

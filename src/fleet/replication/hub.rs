@@ -84,6 +84,38 @@ impl PartnerState {
     }
 }
 
+/// The keys of the group, the preferred one first.
+#[derive(Debug)]
+struct GroupKeys {
+    keys: Vec<GroupKey>,
+    /// Whether they are those of a file, which an operator changes.
+    are_of_file: bool,
+}
+
+impl GroupKeys {
+    /// The keys of the file, if they are those of a file.
+    fn set(&mut self, keys: &[GroupKey]) {
+        if self.are_of_file {
+            self.keys = keys.to_vec();
+        }
+    }
+
+    /// A new key of the controller. The one before it is kept, because others get the new one a moment earlier or later.
+    fn take(&mut self, key: GroupKey) {
+        if self.keys.first() != Some(&key) {
+            self.keys.retain(|known| *known != key);
+            self.keys.insert(0, key);
+            self.keys.truncate(KEYS_MAX);
+        }
+    }
+
+    /// Whether a session that began by this key goes on: an operator who takes a key out of the file no longer trusts it. A
+    /// controller that starts makes another key, which says nothing about the last one.
+    fn accept(&self, key: KeyId) -> bool {
+        !self.are_of_file || self.keys.iter().any(|known| identifier(known) == key)
+    }
+}
+
 /// What a hub is made of.
 #[derive(Debug)]
 pub(super) struct HubParts {
@@ -129,9 +161,7 @@ pub(super) struct Hub {
     history: Mutex<GroupHistory>,
     tunables: watch::Receiver<Tunables>,
     sent: Mutex<SentBatches>,
-    keys: Mutex<Vec<GroupKey>>,
-    /// Whether the keys are those of a file, which an operator changes.
-    are_of_file: bool,
+    keys: Mutex<GroupKeys>,
     sessions: Mutex<HashMap<SessionId, mpsc::Sender<Vec<u8>>>>,
     partner_states: Mutex<BTreeMap<SocketAddr, PartnerState>>,
 }
@@ -156,8 +186,7 @@ impl Hub {
             history: Mutex::default(),
             tunables: parts.tunables,
             sent: Mutex::default(),
-            are_of_file: parts.keys.is_some(),
-            keys: Mutex::new(parts.keys.unwrap_or_default()),
+            keys: Mutex::new(GroupKeys { are_of_file: parts.keys.is_some(), keys: parts.keys.unwrap_or_default() }),
             sessions: Mutex::default(),
             partner_states: Mutex::default(),
         }
@@ -168,32 +197,24 @@ impl Hub {
         Identity { agreement: self.agreement.digest(&self.tunables.borrow().snat), ..self.own.clone() }
     }
 
-    /// The keys of the group, the present one first.
+    /// The keys of the group, the preferred one first.
     pub(super) fn keys(&self) -> Vec<GroupKey> {
-        lock(&self.keys).clone()
+        lock(&self.keys).keys.clone()
     }
 
     /// Takes the keys of the file over, as far as they are those of a file.
     pub(super) fn set_keys(&self, keys: &[GroupKey]) {
-        if self.are_of_file {
-            *lock(&self.keys) = keys.to_vec();
-        }
+        lock(&self.keys).set(keys);
     }
 
-    /// Whether a session that began by this key goes on: an operator who takes a key out of the file no longer trusts it. A
-    /// controller that starts makes another key, which says nothing about the last one.
-    pub(super) fn accepts(&self, key: KeyId) -> bool {
-        !self.are_of_file || lock(&self.keys).iter().any(|known| identifier(known) == key)
-    }
-
-    /// Takes a new key of the controller over. The one before it is kept, because others get the new one a moment earlier or later.
+    /// Takes a new key of the controller over.
     pub(super) fn take_key(&self, membership: &Membership) {
-        let mut keys = lock(&self.keys);
-        if keys.first() != Some(&membership.key) {
-            keys.retain(|key| *key != membership.key);
-            keys.insert(0, membership.key);
-            keys.truncate(KEYS_MAX);
-        }
+        lock(&self.keys).take(membership.key);
+    }
+
+    /// Whether a session that began by this key goes on.
+    pub(super) fn accepts(&self, key: KeyId) -> bool {
+        lock(&self.keys).accept(key)
     }
 
     /// The batches that were sent.
@@ -301,6 +322,24 @@ mod tests {
         assert!(PartnerState::default().has_until(5, start), "it has never followed this gateway");
         let again = PartnerState { left_at: Some(start), ..of(true, 5) };
         assert!(again.has_until(5, start));
+    }
+
+    #[test]
+    fn sessions_end_when_their_key_leaves_the_file_and_go_on_when_a_controller_makes_others() {
+        let key = |byte| GroupKey::new([byte; 32]);
+        let mut of_file = GroupKeys { keys: vec![key(1)], are_of_file: true };
+        assert!(of_file.accept(identifier(&key(1))));
+        of_file.set(&[key(2), key(1)]);
+        assert!(of_file.accept(identifier(&key(1))) && of_file.accept(identifier(&key(2))));
+        of_file.set(&[key(2)]);
+        assert!(!of_file.accept(identifier(&key(1))) && of_file.accept(identifier(&key(2))));
+        let mut of_controller = GroupKeys { keys: Vec::new(), are_of_file: false };
+        of_controller.set(&[]);
+        (1..=3).for_each(|byte| of_controller.take(key(byte)));
+        assert_eq!(of_controller.keys, [key(3), key(2)]);
+        of_controller.take(key(2));
+        assert_eq!(of_controller.keys, [key(2), key(3)], "a leader of before");
+        assert!(of_controller.accept(identifier(&key(1))));
     }
 
     #[test]
