@@ -192,14 +192,16 @@ fn the_page_of_figures_has_every_row_the_machine_and_both_graphs() {
 fn figures_are_compared_with_targets_in_units_of_the_yardstick() {
     let program = "from rows import Figures\n\
                    run = lambda y, ns: {'yardstick_ns': y, 'report': {'ns_per_packet': ns, 'floor_ns': 5}}\n\
-                   figures = Figures({'runs': {'a': run(10, 16.0), 'b': run(10, 16.1), 'c': run(None, 9)}, 'skipped': 'why'})\n\
-                   for name in 'abc': print(figures.in_units(name, name, 1.2, 4))";
+                   memory = {'report': {'memory_line': {'fetched_ahead_ns': 1.5}}}\n\
+                   runs = {'none': memory, 'a': run(10, 26.0), 'b': run(10, 26.1), 'c': run(None, 9)}\n\
+                   figures = Figures({'runs': runs, 'skipped': 'why'})\n\
+                   for name in 'abc': print(figures.in_units(name, name, 2, 4))";
     let output =
         Command::new("python3").args(["-B", "-c", program]).current_dir(root().join("demo/bench-table")).output().unwrap();
     let rows = [
-        "['a', '16.0 ns', '5.0', '<= 16.0 (1.2 y + 4)', '1.60', 'met']",
-        "['b', '16.1 ns', '5.0', '<= 16.0 (1.2 y + 4)', '1.61', 'not met']",
-        "['c', '9.0 ns', '5.0', '<= (1.2 y + 4)', '-', '-']",
+        "['a', '26.0 ns', '5.0', '<= 26.0 (1.9 y + 2 L + 4)', '2.60', 'met']",
+        "['b', '26.1 ns', '5.0', '<= 26.0 (1.9 y + 2 L + 4)', '2.61', 'not met']",
+        "['c', '9.0 ns', '5.0', '<= (1.9 y + 2 L + 4)', '-', '-']",
     ];
     assert_eq!(text(&output), rows.map(|row| format!("{row}\n")).concat());
 }
