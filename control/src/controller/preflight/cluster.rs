@@ -274,9 +274,9 @@ mod tests {
     #[test]
     fn a_plugin_that_hangs_is_waited_for_no_longer_than_the_server() {
         let lab = Lab::new();
-        let fields = format!("{}, args: ['5']}}}}]\n", plugin("sleep").trim_end().strip_suffix("}}]").unwrap());
+        let text = plugin("sleep, args: ['5']");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let found = runtime.block_on(lab.examine(Duration::from_millis(100), Some(&fields)));
+        let found = runtime.block_on(lab.examine(Duration::from_millis(100), Some(&text)));
         runtime.shutdown_background();
         assert!(found.level == Level::Unseen && found.text.contains("does the plugin (`exec`) hang?"), "{found}");
     }
