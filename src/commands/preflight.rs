@@ -27,6 +27,8 @@ const TUNNEL_BYTES_MAX: u16 = 48;
 pub fn examine(settings: &Settings) -> io::Result<Vec<Finding>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let mut findings = runtime.block_on(named(settings));
+    // A plugin of a kubeconfig may hang; nobody waits for its thread.
+    runtime.shutdown_background();
     findings.extend(mtus(settings));
     Ok(findings)
 }

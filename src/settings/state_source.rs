@@ -8,7 +8,7 @@ use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
 use control::config::settings::{CertificateFiles, ControllerSettings, MaglevSeed, Source};
 use control::config::{Located, LocatedRange, Location, Section};
-use control::gateways::listener::{CertificateSource, KeyCertificates};
+use control::gateways::listener::{KeyCertificates, ShownBy};
 use objects::scalar::url::ServerUrl;
 use proto::{Announce, GatewayProfile};
 
@@ -41,7 +41,7 @@ impl StateSource {
     /// The certificates with which the gateway dials controllers.
     pub(super) fn certificates(&self) -> Option<KeyCertificates> {
         let (Self::Embedded(_, files) | Self::Remote(_, files)) = self;
-        Some(KeyCertificates { key: "controller.tls", source: CertificateSource::Files(files.clone()?) })
+        Some(KeyCertificates { key: "controller.tls", shown_by: ShownBy::Client(files.clone()?) })
     }
 }
 
