@@ -385,9 +385,10 @@ pub(crate) mod tests {
         let reloaded = reload.reload().unwrap();
         assert_eq!((reloaded.applied, reloaded.at_next_start), (keys(&["fleet.key"]), keys(&["fleet"])));
         write_keys(&[3]);
-        fs::write(&file, fs::read_to_string(&file).unwrap() + "drainOnStop: 7s\nlogs: debug\n").unwrap();
+        let text = fs::read_to_string(&file).unwrap().replace("192.0.2.119", "192.0.2.118");
+        fs::write(&file, text + "logs: {level: debug}\n").unwrap();
         let reloaded = reload.reload().unwrap();
-        assert_eq!(reloaded.applied, keys(&["logs", "fleet.key", "drainOnStop"]), "in the order of the file");
+        assert_eq!(reloaded.applied, keys(&["logs", "fleet.key", "pools"]), "in the order of the file");
         write_keys(&[2, 2]);
         assert!(reload.reload().unwrap_err().to_string().contains("whose two lines are the same key"));
         assert_eq!(*fleet_keys.borrow(), [GroupKey::new([3; 32])], "an invalid file changes nothing");
