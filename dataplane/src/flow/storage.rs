@@ -60,36 +60,6 @@ const BELOW_SEEN: u32 = (1 << SEEN_SHIFT) - 1;
 const FREE: u32 = STATE_MASK;
 const _: () = assert!(FlowState::ALL.len() <= FREE as usize);
 
-/// Times as they are stored with the last packet of a flow, to be compared without a [`HotFlow`].
-pub(crate) struct SeenWords;
-
-impl SeenWords {
-    /// The bits below those of the time, which mean nothing in differences.
-    pub(crate) const BELOW: u32 = BELOW_SEEN;
-
-    /// The bits of the mode.
-    pub(crate) const MODE: u32 = BELOW_SEEN & !STATE_MASK;
-
-    /// Those bits of a flow's word.
-    #[inline(always)]
-    pub(crate) const fn of_mode(mode: FlowMode) -> u32 {
-        (mode as u32) << STATE_BITS
-    }
-
-    /// From this, [`HotFlow::seen_word`] is subtracted: the time since the last packet.
-    #[inline(always)]
-    pub(crate) const fn minuend(now: Tick) -> u32 {
-        // No borrow from the ticks: the bits below them are all ones.
-        now.0 << SEEN_SHIFT | BELOW_SEEN
-    }
-
-    /// The largest difference that is below a limit of less than 2^24 ticks.
-    #[inline(always)]
-    pub(crate) const fn below(limit: Ticks) -> u32 {
-        (limit.0 << SEEN_SHIFT).saturating_sub(1)
-    }
-}
-
 /// A flow of mode `nat` that a SYN begins, as it is stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BegunFlow<'k, K> {
@@ -140,12 +110,6 @@ impl<K: TupleKey> HotFlow<K> {
     #[inline(always)]
     pub(crate) fn key(&self, direction: Direction) -> &K {
         &self.keys[direction as usize]
-    }
-
-    /// The last packet, the mode and the state, as they are stored.
-    #[inline(always)]
-    pub(crate) fn seen_word(&self) -> u32 {
-        self.seen
     }
 
     /// See [`BackendId::packed_with`].
@@ -203,7 +167,8 @@ impl<K: TupleKey> HotFlow<K> {
     /// Ticks since the last packet, in the bits in which it is stored. The bits below mean nothing.
     #[inline(always)]
     fn elapsed(&self, now: Tick) -> u32 {
-        SeenWords::minuend(now).wrapping_sub(self.seen)
+        // No borrow from the ticks: the bits below them are all ones.
+        (now.0 << SEEN_SHIFT | BELOW_SEEN).wrapping_sub(self.seen)
     }
 
     fn is_free(&self) -> bool {

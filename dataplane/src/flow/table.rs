@@ -23,7 +23,7 @@ use super::tick::{Tick, Ticks};
 use super::transitions::Segment;
 use super::yield_order::{FLOWS_MAX, Order};
 use crate::flow::advance;
-use crate::wire::processor::{AnyProcessor, Avx2, Compare, Lanes};
+use crate::wire::processor::{Avx2, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 pub(crate) use sweep::{Fate, SweepRules};
 
@@ -52,20 +52,19 @@ impl Candidate {
     }
 }
 
-/// The second pass over many packets. No closure: the compiler may keep one as a function, which is compiled for any
-/// processor.
-pub(crate) struct CandidateSearch<'t, A: Address, C> {
+/// The second pass over many packets.
+#[derive(Clone, Copy)]
+pub(crate) struct CandidateSearch<'t, A: Address> {
     table: &'t FlowTable<A>,
     homes: Homes<'t>,
-    compare: C,
     with_routes: bool,
 }
 
-impl<A: Address, C: Compare> CandidateSearch<'_, A, C> {
+impl<A: Address> CandidateSearch<'_, A> {
     /// As [`FlowTable::candidate`]. `None` stands for [`Candidate::AWAY`]: a loop needs no comparison to count it.
     #[inline(always)]
     pub(crate) fn of(&self, hash: u64) -> Option<Candidate> {
-        match self.homes.candidate(hash, self.compare) {
+        match self.homes.candidate(hash) {
             Guess::At(place) => Some(self.table.prefetch_entry(place, self.with_routes)),
             Guess::Away => {
                 self.table.index.prefetch_away(hash);
@@ -267,10 +266,10 @@ impl<A: Address> FlowTable<A> {
         self.hash.hash_key(key, protocol)
     }
 
-    /// The lower and the upper halves of the hashes of eight packets.
+    /// The function of [`FlowTable::hash`].
     #[inline(always)]
-    pub(crate) fn hash_eight<const WORDS: usize>(&self, avx2: Avx2, key: [Lanes; WORDS], protocol: Lanes) -> [Lanes; 2] {
-        self.hash.hash_eight(avx2, key, protocol)
+    pub(crate) fn tuple_hash(&self) -> &TupleHash {
+        &self.hash
     }
 
     /// Prefetches the lines of tags of eight packets, by the upper halves of their hashes.
@@ -289,13 +288,13 @@ impl<A: Address> FlowTable<A> {
     /// [`Candidate::AWAY`] it prefetches another line of tags, see [`FlowTable::candidate_away`].
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Candidate {
-        self.candidates(AnyProcessor, true).of(hash).unwrap_or(Candidate::AWAY)
+        self.candidates(true).of(hash).unwrap_or(Candidate::AWAY)
     }
 
-    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies.
+    /// The same for many packets, perhaps without the routes to clients of replies.
     #[inline(always)]
-    pub(crate) fn candidates<C: Compare>(&self, compare: C, with_routes: bool) -> CandidateSearch<'_, A, C> {
-        CandidateSearch { table: self, homes: self.index.homes(), compare, with_routes }
+    pub(crate) fn candidates(&self, with_routes: bool) -> CandidateSearch<'_, A> {
+        CandidateSearch { table: self, homes: self.index.homes(), with_routes }
     }
 
     /// The same in the other line of tags.
@@ -360,13 +359,6 @@ impl<A: Address> FlowTable<A> {
     /// Who owns a VIP group. Where flows are not replicated, this gateway.
     pub(crate) fn holder(&self, group: u8) -> GroupHolder {
         self.storage.replicator.as_ref().map_or(GroupHolder::Settled, |replicator| replicator.groups().holder(group))
-    }
-
-    /// Whether the candidate stands for a flow whose addresses and ports, in its direction, are those of a packet.
-    #[inline(always)]
-    pub(crate) fn is_at(&self, candidate: Candidate, key: &A::Key) -> bool {
-        let (index, direction) = entry_of(candidate.0);
-        self.storage.hot(index).is_some_and(|flow| flow.key(direction) == key)
     }
 
     /// Whether the entry and direction of a place are those of a key.

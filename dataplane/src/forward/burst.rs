@@ -8,7 +8,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::engine::Engine;
+use super::engine::{Engine, Ingress};
 use super::observer::Observe;
 use super::sort::{Kind, Lookups, RunKind, Sorted, sample_queue, sort, steer};
 use crate::forward::decide::FlowFamily;
@@ -32,7 +32,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes a burst: the fast path first, then the stages for what it leaves.
     #[inline(always)]
     pub(super) fn process_unobserved(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        self.forward_known(snapshot, arrival, burst);
+        self.forward_known(Ingress { snapshot, arrival }, burst);
         if !burst.is_empty() {
             self.process_left(snapshot, arrival, burst);
         }

@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
-use super::fast::{LastBurst, OpeningBackends, Record};
+use super::fast::{LastBurst, OpeningBackends};
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
 use super::sort::Lookup;
@@ -29,6 +29,13 @@ use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
 use crate::workers::Egress;
+
+/// What the packets of a burst have in common: where and when they arrived, and the tables of that time.
+#[derive(Clone, Copy)]
+pub(super) struct Ingress<'s> {
+    pub(super) snapshot: &'s Snapshot,
+    pub(super) arrival: Arrival,
+}
 
 /// The state of a worker.
 pub(super) struct Engine<P: Port, O> {
@@ -49,8 +56,6 @@ pub(super) struct Engine<P: Port, O> {
     /// The VIP groups that this gateway owns.
     pub(super) ownership: Arc<VipOwnership>,
     pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
-    /// What the fast path knows of the packets of the present burst, kept to be used again.
-    pub(super) records: Vec<Record>,
     /// What the fast path remembers of the last burst of each port.
     pub(super) last_bursts: Box<[LastBurst]>,
     /// Whether the fast path may work on eight packets at a time.

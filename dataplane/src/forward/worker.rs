@@ -131,7 +131,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             identifications: Identifications::new(parts.seed, (worker, workers), blocks),
             limiter: AnswerLimiter::new(parts.seed),
             neighbour_requests: parts.neighbour_requests,
-            records: fast::records(),
             last_bursts,
             avx2: Avx2::detect(),
             opening_backends: fast::OpeningBackends::new(),
@@ -233,12 +232,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     #[cfg(feature = "testing")]
     pub fn forgo_vectors(&mut self) {
         self.engine.avx2 = None;
-    }
-
-    /// Lets the fast path work as on processors without AVX-512.
-    #[cfg(feature = "testing")]
-    pub fn forgo_avx512(&mut self) {
-        self.engine.avx2 = self.engine.avx2.map(Avx2::without_avx512);
     }
 
     /// Lets its pools of SNAT ports have as few ports as if there were so many workers. To be called before the first flow.

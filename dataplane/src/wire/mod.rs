@@ -11,11 +11,13 @@ mod buffer;
 pub mod checksum;
 mod ethernet;
 mod hash;
+pub(crate) mod head;
 mod headers;
 mod icmp;
 mod ip;
 mod parse;
 pub(crate) mod processor;
+mod recognise;
 mod transport;
 mod vlan;
 
@@ -37,6 +39,7 @@ pub(crate) use ip::{
 pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, RoutingHeader, next_header, protocol};
 pub use parse::parse;
 pub(crate) use parse::{Carried, carried, ipv4, ipv6, is_link_local, is_martian, never_sources, sctp_first_chunk_kind};
+pub(crate) use recognise::{ExpectedLink, Plain, Recognised, Shape, WideFamily, recognise, recognise_eight};
 pub use transport::{Chunk, Sctp, Tcp, Udp};
 pub(crate) use vlan::{TAG_BYTES, Tags, behind};
 pub use vlan::{TagKind, Vlan, VlanTag};

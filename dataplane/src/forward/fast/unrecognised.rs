@@ -5,10 +5,10 @@
 //! **Invariant:** no packet is recognised that has an unrecognised packet of its flow and direction before it in the burst.
 //! While all packets are recognised, nothing here runs.
 //!
-//! Not here: packets that are recognised and left (`progress`).
+//! Not here: packets that are recognised and left (`hits`).
 
-use super::record::Record;
-use crate::wire::{Address, Buffer, Ipv4, Ipv6, behind, ether_type, protocol, split_mix, take};
+use super::super::plan::Plan;
+use crate::wire::{Address, Buffer, Ipv4, Ipv6, Shape, behind, ether_type, protocol, split_mix, take};
 
 /// The addresses of packets that were not recognised, each as a bit: a few more packets than necessary are left.
 pub(super) struct UnrecognisedAddresses([u64; WORDS]);
@@ -25,15 +25,15 @@ impl UnrecognisedAddresses {
     /// Leaves those packets of a part, of which some are not recognised, that are behind one between the same addresses in
     /// this part or before. Parts are to be passed in order.
     #[inline(never)]
-    pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], records: &mut [Record]) {
-        for (buffer, record) in part.iter().zip(records) {
-            let is_recognised = record.family() != 0;
+    pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], plans: &mut [Plan<'_>]) {
+        for (buffer, plan) in part.iter().zip(plans) {
+            let is_recognised = plan.shape.family() != 0;
             let Some(bit) = bit_of_addresses(buffer.bytes()) else { continue };
             let Some(word) = self.0.get_mut(bit / 64) else { continue };
             if !is_recognised {
                 *word |= 1 << (bit % 64);
             } else if *word >> (bit % 64) & 1 != 0 {
-                record.leave();
+                plan.shape = Shape::UNKNOWN;
             }
         }
     }

@@ -9,8 +9,10 @@ mod encapsulate;
 mod hop;
 pub mod mss;
 mod nat;
+pub(super) mod outers;
 mod reset;
 mod sctp_addresses;
+pub(super) mod translate;
 
 pub(crate) use encapsulate::bytes_of_same_sum;
 pub use encapsulate::{InnerPacket, Outer, encapsulate};

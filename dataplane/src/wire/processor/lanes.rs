@@ -3,11 +3,10 @@
 //! **Invariant:** [`Lanes`], [`Row`] and [`WideSums`] exist only where the processor has AVX2: they are made from
 //! [`Avx2`], which only [`Avx2::detect`] returns, or from other lanes.
 //!
-//! Not here: what the words mean (`forward::fast::eight`).
+//! Not here: what the words mean (`wire::recognise`, `forward::rewrite`).
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Sub};
 
-use super::Compare;
 #[cfg(not(target_arch = "x86_64"))]
 use super::portable as words;
 #[cfg(target_arch = "x86_64")]
@@ -16,13 +15,9 @@ use super::x86 as words;
 /// Number of lanes.
 pub(crate) const LANES: usize = 8;
 
-/// Evidence that the processor has the instruction sets AVX2, BMI1 and BMI2, and whether it has AVX-512 too.
+/// Evidence that the processor has the instruction sets AVX2, BMI1 and BMI2.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2 {
-    /// A constant within [`Vectorised::run`].
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    has_avx512: bool,
-}
+pub(crate) struct Avx2(());
 
 /// Work to be compiled for a processor with AVX2.
 pub(crate) trait Vectorised {
@@ -36,33 +31,22 @@ impl Avx2 {
     /// Whether this processor has it.
     pub(crate) fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
-        return words::detect().then(|| Self { has_avx512: words::detect_avx512() });
+        return words::detect().then_some(Self(()));
         #[cfg(not(target_arch = "x86_64"))]
         None
     }
 
-    /// The same as on a processor without AVX-512.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn without_avx512(self) -> Self {
-        Self { has_avx512: false }
-    }
-
-    /// Runs work that is compiled twice: for AVX2 alone, and for AVX-512, which has twice as many registers, so that fewer
-    /// values are stored and loaded again.
+    /// Runs work that is compiled for AVX2.
     #[inline(always)]
     #[cfg(target_arch = "x86_64")]
     #[allow(unsafe_code)]
     pub(crate) fn run<V: Vectorised>(self, work: V) -> V::Output {
         #[target_feature(enable = "avx2,bmi1,bmi2")]
         fn for_avx2<V: Vectorised>(work: V) -> V::Output {
-            work.run(Avx2 { has_avx512: false })
-        }
-        #[target_feature(enable = "avx2,bmi1,bmi2,avx512f,avx512bw,avx512dq,avx512vl")]
-        fn for_avx512<V: Vectorised>(work: V) -> V::Output {
-            work.run(Avx2 { has_avx512: true })
+            work.run(Avx2(()))
         }
         // SAFETY: this value tells that the processor has these instruction sets.
-        unsafe { if self.has_avx512 { for_avx512(work) } else { for_avx2(work) } }
+        unsafe { for_avx2(work) }
     }
 
     /// Runs work.
@@ -103,21 +87,6 @@ impl Avx2 {
     }
 }
 
-impl Compare for Avx2 {
-    #[inline(always)]
-    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
-        #[cfg(target_arch = "x86_64")]
-        if self.has_avx512 {
-            return words::matching(words, pattern, mask);
-        }
-        let (pattern, mask) = (self.splat(pattern), self.splat(mask));
-        let [a, b, c, d, e, f, g, h, second @ ..] = *words;
-        let first = self.lanes([a, b, c, d, e, f, g, h]);
-        let [first, second] = [first, self.lanes(second)].map(|words| u32::from((words & mask).equals(pattern).bits()));
-        second << LANES | first
-    }
-}
-
 /// Eight words. Lane 0 is the lowest bit of a mask.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lanes(words::Words);
@@ -145,12 +114,6 @@ impl Lanes {
     #[inline(always)]
     pub(crate) fn exceeds(self, other: Self) -> Self {
         Self(words::exceeds(self.0, other.0))
-    }
-
-    /// The smaller word of each lane.
-    #[inline(always)]
-    pub(crate) fn min(self, other: Self) -> Self {
-        Self(words::min(self.0, other.0))
     }
 
     /// The lower and the upper halves of the products.
@@ -311,7 +274,6 @@ mod tests {
             same(a - b, portable::sub(x, y))?;
             same(a.equals(b), portable::equals(x, y))?;
             same(a.exceeds(b), portable::exceeds(x, y))?;
-            same(a.min(b), portable::min(x, y))?;
             for (half, defined) in a.product(b).into_iter().zip(portable::product(x, y)) {
                 same(half, defined)?;
             }

@@ -1,17 +1,16 @@
 //! The operations of `Lanes` by instructions of x86-64 with AVX2.
 //!
-//! **Invariant:** no function of this module is called where the processor lacks AVX2, but [`detect`]; [`matching`] only
-//! where it has AVX-512.
+//! **Invariant:** no function of this module is called where the processor lacks AVX2, but [`detect`].
 #![allow(unsafe_code)]
 #![allow(clippy::cast_possible_wrap, clippy::cast_sign_loss, clippy::cast_possible_truncation)] // bits
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512i, _mm256_add_epi32, _mm256_add_epi64, _mm256_and_si256, _mm256_blend_epi16, _mm256_blend_epi32,
+    __m128i, __m256i, _mm256_add_epi32, _mm256_add_epi64, _mm256_and_si256, _mm256_blend_epi16, _mm256_blend_epi32,
     _mm256_blendv_epi8, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32,
-    _mm256_extracti128_si256, _mm256_min_epu32, _mm256_movemask_ps, _mm256_mul_epu32, _mm256_or_si256, _mm256_permute4x64_epi64,
-    _mm256_set_m128i, _mm256_set1_epi32, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_shuffle_epi8, _mm256_slli_epi32,
-    _mm256_slli_epi64, _mm256_srli_epi32, _mm256_srli_epi64, _mm256_sub_epi32, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64,
-    _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256, _mm512_set1_epi32, _mm512_testn_epi32_mask, _mm512_xor_si512,
+    _mm256_extracti128_si256, _mm256_movemask_ps, _mm256_mul_epu32, _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_set_m128i,
+    _mm256_set1_epi32, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_shuffle_epi8, _mm256_slli_epi32, _mm256_slli_epi64,
+    _mm256_srli_epi32, _mm256_srli_epi64, _mm256_sub_epi32, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32,
+    _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
 /// One for each of eight lanes.
@@ -21,27 +20,6 @@ pub(super) type RowBytes = __m128i;
 
 pub(super) fn detect() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2")
-}
-
-/// Whether the processor has AVX-512, and keeps its clock when it uses it: those with VBMI2 do (Intel since Ice Lake, AMD
-/// since Zen 4).
-pub(super) fn detect_avx512() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512vbmi2")
-}
-
-/// See [`super::matching`]; `pattern` has no ones where `mask` has none.
-#[inline(always)]
-pub(super) fn matching(words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
-    let words: __m512i = zerocopy::transmute!(*words);
-    // SAFETY: the invariant of the module. None of the instructions reads memory.
-    unsafe {
-        let difference = _mm512_xor_si512(words, _mm512_set1_epi32(pattern as i32));
-        _mm512_testn_epi32_mask(difference, _mm512_set1_epi32(mask as i32)).into()
-    }
 }
 
 /// An instruction of AVX2.
@@ -95,7 +73,6 @@ operations! {
     sub: _mm256_sub_epi32,
     equals: _mm256_cmpeq_epi32,
     exceeds: _mm256_cmpgt_epi32,
-    min: _mm256_min_epu32,
 }
 
 /// The sums of the lanes with even numbers, and those of the others.
