@@ -41,6 +41,7 @@ lint: ## check formatting, clippy, rustdoc, licences and sources of dependencies
 test: ## run every test that this machine allows
 	@.ci/install build run test package
 	@.ci/install vm || echo "test: no QEMU, so the lab of virtual machines is skipped" >&2
+	@.ci/driver-headers >/dev/null || echo "test: no headers of DPDK's drivers, so the card in software is skipped" >&2
 	@.ci/test
 
 test-vm: ## the lab: the package on virtual machines with PCI cards, systemd and a whole kernel (root, QEMU)

@@ -3,11 +3,12 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 22] = [
+const ROWS: [&str; 23] = [
     "ServiceStatus",
     "FrontendStatus",
     "BackendStatus",
     "PortStatus",
+    "QueueStatus",
     "RssStatus",
     "DropCount",
     "GatewayStatus",

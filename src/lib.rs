@@ -2,13 +2,14 @@
 
 pub mod admin;
 pub mod agent;
-pub mod cli;
-pub mod metrics;
+pub mod controller_client;
+pub mod fleet;
+pub mod flow_records;
+pub mod health;
+pub mod machine;
 pub mod netlink;
 pub mod ports;
-pub mod reload;
 pub mod run;
 pub mod settings;
 pub mod tools;
-mod watch;
 pub mod worker_threads;

@@ -5,17 +5,18 @@ use std::io::{self, BufWriter, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use bench::BenchArgs;
 use clap::Parser;
 use control::config::{Logs, logging};
-use sluice::cli::{self, BenchArgs, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
-use sluice::reload::Reload;
 use sluice::run::{self, Privileges, RunError};
+use sluice::settings::reload::Reload;
 use sluice::settings::{Settings, SourceChoice};
+use sluice::tools::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
 use sluice::tools::replay::{self, ReplayError};
-use sluice::tools::{bench, doctor, prepare};
+use sluice::tools::{self, doctor, prepare};
 
 #[global_allocator]
-static ALLOCATOR: dpdk_sys::memory::TablesInHugePages = dpdk_sys::memory::TablesInHugePages;
+static ALLOCATOR: linux::memory::TablesInHugePages = linux::memory::TablesInHugePages;
 
 fn main() -> ExitCode {
     match Cli::parse().command {
@@ -100,7 +101,7 @@ fn exit_code<E: Display>(result: Result<(), E>) -> ExitCode {
 }
 
 fn run_bench(args: &BenchArgs) -> ExitCode {
-    match bench::run(args).and_then(|report| bench::print(&report, args.output, &mut io::stdout().lock())) {
+    match tools::bench::run(args, &mut io::stdout().lock()) {
         Err(error) if error.is_usage() => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
     }

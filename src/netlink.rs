@@ -21,7 +21,7 @@ mod tables;
 mod vip_device;
 
 pub use announce::{Announcement, RouteTable, VipRoutes};
-pub use follow::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, follow};
+pub use follow::{FollowConfig, REQUESTS_MAX, follow};
 pub(crate) use interfaces::{interface_address, link_named};
 pub(crate) use neighbours::OUR_PROTOCOL;
 pub use route_query::RouteQuery;

@@ -6,13 +6,12 @@
 //! it when it appears.
 
 pub mod af_packet;
-pub mod dpdk;
+pub(crate) mod dpdk;
 mod error;
 mod handle;
 mod hotplug;
 mod numa;
 mod open;
-pub mod queue_handover;
 mod retry;
 mod setting;
 mod steering;

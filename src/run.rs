@@ -24,7 +24,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use control::config::logging;
-use control::config::url::ControllerUrl;
 use control::controller::ControllerError;
 use control::gateways::socket::{ListenError, listen};
 use control::healthz::systemd;
@@ -36,8 +35,10 @@ use dataplane::{
     Compiler, Link, Metered, Network, NoMemory, Observe, Parts, Peers, Port, PortIndex, Publisher, RouteLookup, Subscriber,
     VipAnswers, VipOwnership, Worker, WorkerCounters,
 };
+use dpdk_port::DpdkPort;
 use dpdk_sys::Eal;
 use ipnet::IpNet;
+use objects::scalar::url::ServerUrl;
 use proto::v1::question::Query;
 use proto::{Arbitration, FleetStatus, GatewayState, Generation, Membership};
 use tokio::signal::unix::{SignalKind, signal};
@@ -45,26 +46,25 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{self, Captures, ControllerAccess, Sources};
-use crate::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
-use crate::agent::controller_client::{self, ClientChannels, ClientSettings, Facts};
-use crate::agent::fleet::election::{Candidacy, ElectionStatus, VrrpClaims};
-use crate::agent::fleet::replication::{ReplicationInputs, ReplicationStatus};
-use crate::agent::fleet::service_limits::WorkerRoom;
-use crate::agent::flow_records;
-use crate::agent::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
-use crate::agent::inquiries::Inquiries;
+use crate::admin::metrics::{self, GatewayPages, StatusPage, WorkerLoads};
+use crate::admin::{Captures, ControllerAccess, Sources, api};
+use crate::agent::compile_loop::{self, AnsweredAddresses, Inputs, Outputs, SnapshotPipeline};
 use crate::agent::persist::directories::{StateDirs, create_private};
 use crate::agent::persist::{self, StateFile, ageing};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor, Tasks};
 use crate::agent::zone;
-use crate::metrics::{self, GatewayPages, StatusPage, WorkerLoads};
-use crate::netlink::{Announcement, AnsweredAddresses, FollowConfig, REQUESTS_MAX, VipRoutes, follow};
-use crate::ports::dpdk::DpdkPort;
+use crate::controller_client::{self, ClientChannels, ClientSettings, Facts};
+use crate::fleet::election::{Candidacy, ElectionStatus, VrrpClaims};
+use crate::fleet::gateway_drain::{self, AnnounceInputs, AnnouncePolicy};
+use crate::fleet::replication::{ReplicationInputs, ReplicationStatus};
+use crate::fleet::service_limits::WorkerRoom;
+use crate::flow_records;
+use crate::netlink::{Announcement, FollowConfig, REQUESTS_MAX, VipRoutes, follow};
 use crate::ports::{PortStates, Ports, PortsError, WorkerPorts};
-use crate::reload::Reload;
+use crate::settings::reload::Reload;
 use crate::settings::{Replication, Settings, StateSource, Twin};
+use crate::worker_threads::inquiries::Inquiries;
 use crate::worker_threads::{self, Load, Rest, Sleep, Turn, WorkerError};
 use claim::{Claim, ClaimError};
 use flow_file::FlowFile;
@@ -420,7 +420,7 @@ where
                 if originated != before || counters.held.get() > 0 {
                     sleep.at_most(Sleep::PENDING);
                 }
-                for_each_port(&mut worker, |port| port.prepare(sleep));
+                for_each_port(&mut worker, |port| sleep.wake_for(port));
                 worker.subscriber_mut().sleep();
             }
             // The next poll first checks for a new snapshot.
@@ -458,7 +458,7 @@ fn supervise_state(
 ) {
     let (urls, certificates, group) = match &settings.source {
         StateSource::Embedded(controller, certificates) => {
-            let own = controller.listen.unix.iter().cloned().map(ControllerUrl::Unix).collect();
+            let own = controller.listen.unix.iter().cloned().map(ServerUrl::Unix).collect();
             (own, certificates, Some(controller.group.clone()))
         }
         StateSource::Remote(urls, certificates) => (urls.clone(), certificates, None),
@@ -612,7 +612,7 @@ fn supervise_operators(
         supervisor.run("metrics", inputs, |(address, pages, ended)| metrics::serve(address, pages, ended));
     }
     let inputs = (settings.admin_listen.clone(), sources, ended.clone());
-    supervisor.run("admin", inputs, |(at, sources, ended)| admin::serve(at, sources, ended.cancelled_owned()));
+    supervisor.run("admin", inputs, |(at, sources, ended)| api::serve(at, sources, ended.cancelled_owned()));
 }
 
 /// The tasks that follow routes and neighbours of Linux, and the hotplug task. Without any twin the network comes from

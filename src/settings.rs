@@ -13,6 +13,7 @@ mod links;
 mod live;
 mod port;
 mod record_target;
+pub mod reload;
 mod state_source;
 
 use std::net::{IpAddr, SocketAddr};

@@ -5,9 +5,8 @@ use std::sync::mpsc::channel;
 
 use core_affinity::CoreId;
 use dataplane::{Buffer, Burst, Port};
+use dpdk_port::{DpdkPort, Packet, QueuePair, QueueReceiver, size_memory};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingPort};
-use sluice::ports::dpdk::{DpdkPort, Packet, size_memory};
-use sluice::ports::queue_handover::{QueuePair, QueueReceiver};
 use sluice::worker_threads::{Bell, Rest, Turn, spawn};
 
 /// Receives a burst, appends a byte to each frame, and sends all frames.
@@ -49,7 +48,7 @@ fn a_pinned_worker_moves_packets_through_a_dpdk_port_and_none_is_lost() {
         match turn {
             Turn::Poll { .. } => {}
             Turn::Sleep(sleep) => {
-                engine_side.prepare(sleep);
+                sleep.wake_for(&mut engine_side);
                 return 0;
             }
             Turn::Arm | Turn::Wake | Turn::End => return 0,

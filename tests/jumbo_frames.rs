@@ -10,11 +10,10 @@ use dataplane::{
     Buffer, Burst, Compiler, Config, DropReason, FlowLimits, Health, Mac, Neighbour, Network, Observe, PacketFlow, PacketOutcome,
     Parts, PortConfig, PortIndex, Publisher, Route, Tunnel, Worker, WorkerCounters, tcp_flags,
 };
+use dpdk_port::{DpdkPort, Packet as Received, QueuePair, QueueReceiver, size_memory};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mbuf, Mempool, MempoolConfig, RingInput, RingOutput, RingPort};
 use proto::limits::MAGLEV_HASH_VERSION;
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Protocol, Service, ServiceName, ServicePort, State};
-use sluice::ports::dpdk::{DpdkPort, Packet as Received, size_memory};
-use sluice::ports::queue_handover::{QueuePair, QueueReceiver};
 
 const SECOND: u64 = 1_000_000_000;
 const NAMES: [&str; 3] = ["uplink", "cluster", "narrow"];

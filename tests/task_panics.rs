@@ -16,8 +16,8 @@ use dataplane::testing::Packet;
 use dataplane::{Compiler, DropReason, MemoryBuffer, PacketOutcome, Publisher};
 use proto::{GatewayState, Origin, ServiceName};
 use rig::{CLUSTER, Rig, SECOND, UPLINK};
+use sluice::agent::backend_health::Health;
 use sluice::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
-use sluice::agent::probe;
 use sluice::agent::served::Served;
 use sluice::agent::supervisor::{Failure, Supervisor};
 use sluice::worker_threads::{self, Turn};
@@ -52,7 +52,7 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
     let tables = Arc::new(Mutex::new(take_tables(&mut rig)));
     let known = |state| Some(GatewayState { state: Arc::new(state), origin: Origin::Controller });
     let (states, states_seen) = watch::channel(known(rig.state.clone()));
-    let (network, health) = (watch::Sender::new(rig.network.clone()), watch::Sender::new(probe::Health::default()));
+    let (network, health) = (watch::Sender::new(rig.network.clone()), watch::Sender::new(Health::default()));
     let tags = watch::Sender::new(proto::ProbeTags::new());
     let tunables = watch::Sender::new(rig::config(1).tunables());
     let answers = watch::Sender::new(dataplane::VipAnswers::default());

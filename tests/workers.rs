@@ -118,6 +118,6 @@ fn iperf3_through_two_workers_where_a_device_has_one_queue() {
         "iperf3 through two workers where a device has one queue",
         "one",
         devices,
-        "own hash: net_af_packet has 1 receive queues; 1 of 2 workers can transmit",
+        "own hash: net_af_packet has 1 receive queue; 1 of 2 workers can transmit",
     );
 }

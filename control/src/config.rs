@@ -15,7 +15,6 @@ mod problem;
 mod section;
 mod selector;
 pub mod settings;
-pub mod url;
 pub mod yaml_tree;
 
 pub use key_values::KeyValues;

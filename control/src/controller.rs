@@ -54,6 +54,7 @@ use watched_world::WatchedWorld;
 
 mod debounce;
 mod planner;
+pub mod preflight;
 mod watched_world;
 
 /// Why a controller did not start, or ended.

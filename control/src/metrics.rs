@@ -139,7 +139,7 @@ impl ControllerMetrics {
         let pools = self.0.pools.borrow().uses.clone();
         let figures = pools.iter().take(POOLS_MAX).flat_map(|pool| pool.families.iter().map(move |of| (&pool.state.name, of)));
         let samples = figures.flat_map(|(pool, (family, figures))| {
-            let Figures { total, used, available } = *figures;
+            let Figures { total, used, available, .. } = *figures;
             [("total", total), ("used", used), ("available", available)].map(|(state, count)| {
                 ([("pool", pool.clone()), ("family", family.to_string()), ("state", state.to_owned())], count as f64)
             })

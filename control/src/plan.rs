@@ -26,16 +26,21 @@ mod assignment;
 mod build;
 pub mod externals;
 pub mod forbidden;
-pub mod policy;
+pub mod frontend;
 pub mod pools;
 pub mod selection;
+pub mod service_life;
 pub mod tenure;
+pub(crate) mod unserved;
 
 use assignment::Assignment;
+pub use build::MAGLEV_SEED;
 use build::{Inputs, Planned, ServiceBuilder};
-pub use build::{MAGLEV_SEED, WantedStatus, WantedStatuses};
+use service_life::Phase;
+pub use service_life::{WantedStatus, WantedStatuses};
 pub use tenure::{Cleanup, LeftBy};
-use tenure::{Unserved, cleanups, foreign_services};
+use tenure::{cleanups, foreign_services};
+use unserved::Unserved;
 
 /// Desired state of the gateways, and desired status of the objects.
 #[derive(Clone, Debug, Default)]
@@ -246,7 +251,7 @@ impl Memory {
         let tables = if one.in_force.is_some() { one.tables.clone() } else { BTreeMap::new() };
         let decided = Decided { addresses: one.outcome.addresses().collect(), tables, in_force: one.in_force };
         self.checkpoint.put(name, decided);
-        if one.withheld_until.is_some() {
+        if matches!(one.phase, Phase::Marking { .. }) {
             self.services.remove(name);
         } else if self.services.get(name).is_none_or(|old| !Arc::ptr_eq(old, &one.service)) {
             self.services.insert(name.clone(), Arc::clone(&one.service));
@@ -283,11 +288,11 @@ fn plan_service(name: &ServiceName, inputs: &Inputs<'_>, memory: &mut Memory, pl
         return;
     }
     let recalled = memory.assignment.recalled.get(name).map(Arc::as_ref);
-    let one = ServiceBuilder::new(inputs, entry, outcome, before, recalled).plan();
+    let one = ServiceBuilder { inputs, entry, outcome, before, recalled }.plan();
     let is_new = |remark: &&Remark| !before.is_some_and(|old| old.notes.contains(remark));
     plan.notes.extend(one.notes.iter().filter(is_new).map(|remark| note_on_service(name, remark)));
     plan.replanned += 1;
-    plan.done_with_deleted_slices.extend(one.has_done_with_deleted_slices().then(|| name.clone()));
+    plan.done_with_deleted_slices.extend(one.deleted_slices.are_over().then(|| name.clone()));
     memory.take(name, one);
 }
 

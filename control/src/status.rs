@@ -31,7 +31,6 @@ mod life;
 pub mod pools;
 mod queue;
 pub mod release;
-mod state;
 
 use queue::Queue;
 pub use queue::Statuses;

@@ -28,7 +28,7 @@ pub mod overrides;
 #[derive(Clone, Debug)]
 pub struct ServiceEntry {
     /// The parsed object.
-    pub candidate: Box<Candidate>,
+    pub candidate: Arc<Candidate>,
     /// Revision of the world at its last change, slices included.
     pub revision: u64,
     /// Revision of the world at its last change of any kind, such as of its status.
@@ -539,7 +539,7 @@ impl World {
         {
             wanted.keep(old);
         }
-        if before.is_some_and(|entry| entry.candidate == candidate) {
+        if before.is_some_and(|entry| *entry.candidate == *candidate) {
             return;
         }
         self.unserved.remove(&candidate.name);
@@ -550,8 +550,8 @@ impl World {
             self.revisions.services = self.revision;
         }
         self.touched.insert(self.revision, candidate.name.clone());
-        let entry = ServiceEntry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate };
-        self.services.insert(entry.candidate.name.clone(), entry);
+        let (name, candidate) = (candidate.name.clone(), Arc::from(candidate));
+        self.services.insert(name, ServiceEntry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate });
     }
 
     fn forget_touch(&mut self, name: &ServiceName) {

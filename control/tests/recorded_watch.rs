@@ -116,7 +116,7 @@ fn the_last_plan_contains_the_services_that_gateways_serve() {
 fn an_address_from_another_writer_is_not_adopted() {
     let plan = plan_at(u64::MAX);
     let status = &plan.statuses[&ServiceName::new("rec", "lb-basic")];
-    assert_eq!(status.held.ingress[0].ip.to_string(), "203.0.113.28");
+    assert_eq!(status.object.held.ingress[0].ip.to_string(), "203.0.113.28");
     assert!(status.ingress[0].ip.to_string().starts_with("192.0.2."), "{status:?}");
 }
 

@@ -12,7 +12,8 @@
 //! - [`snapshot`]: the tables that workers forward by, and their publication
 //! - [`compiler`]: builds snapshots
 //! - [`fragment`]: fragmentation, and the fragments of received datagrams
-//! - [`icmp`]: ICMP errors, echo, ARP, neighbour discovery, announcements
+//! - [`icmp`]: ICMP errors and echo
+//! - [`neighbours`]: ARP, neighbour discovery, announcements, leases of VIPs, packets that wait for a neighbour
 //! - [`workers`]: which worker owns a packet, and its hand-over
 //! - [`forward`]: the path of a packet through a worker
 //! - `testing`: frames for tests
@@ -23,6 +24,7 @@ pub mod flow;
 pub mod forward;
 pub mod fragment;
 pub mod icmp;
+pub mod neighbours;
 pub mod port;
 pub mod snapshot;
 pub mod stats;
@@ -39,10 +41,8 @@ pub use forward::{
     SWEPT_PER_POLL, SavedAt, SavedFlows, SavedFlowsError, Worker,
 };
 pub use fragment::{Datagram, Fragment, Part};
-pub use icmp::{
-    ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, GroupsClaimed, LEASE_INTERVALS, NeighbourRequest, Quote,
-    QuotedChecksum, UnresolvedNeighbour, VipClaim, VipOwnership,
-};
+pub use icmp::{ANSWERS_PER_SECOND, ANSWERS_PER_SECOND_AND_NETWORK, AnswerLimiter, Quote, QuotedChecksum};
+pub use neighbours::{GroupsClaimed, LEASE_INTERVALS, NeighbourRequest, UnresolvedNeighbour, VipClaim, VipOwnership};
 pub use port::{
     BURST, Burst, Doorbell, FROM_LINUX_BURSTS, Link, MemoryBuffer, MemoryPort, Port, PortIndex, TO_LINUX_BURSTS, TwinQueues,
 };

@@ -111,7 +111,7 @@ impl Programs {
             child
         };
         let controller = start(sluiced.with_file_name("sluice-controller"), "controller.yaml", "control::controller=debug");
-        let debug = "sluice::agent::compile_loop=debug,sluice::agent::controller_client=debug";
+        let debug = "sluice::agent::compile_loop=debug,sluice::controller_client=debug";
         let gateway = with_gateway.then(|| start(sluiced.to_owned(), "sluice.yaml", debug));
         Self { dir, controller, gateway, events, traces: BTreeMap::new(), first_plan: None, last_reached: 0 }
     }

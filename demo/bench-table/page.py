@@ -22,9 +22,10 @@ Service of 16 backends, unless the row says otherwise.
 - **Yardstick**, y: DPDK's `testpmd` in mode `5tswap` (it parses a packet, and swaps addresses and ports) over two null
   devices that copy nothing, on the same core. It is measured again every minute; the column compares a figure with the
   yardstick of its minute, and targets in y are computed from it.
-- **A random cache line of 64 MB**: what memory costs on this machine, in huge pages as the tables are. A packet of one
-  of a million flows needs two lines, a reply up to three. Where a line that is fetched ahead takes long, as in a
-  virtual machine whose host has small pages, figures of many flows cannot come near those of few.
+- **A random cache line of 64 MB**, L: what memory costs on this machine, in huge pages as the tables are. A packet of
+  one of a million flows needs two lines, a reply up to three. Targets of many flows and of many Services are computed
+  from the time of a line that is fetched ahead. Where such a line takes long, as in a virtual machine whose host has
+  small pages, figures of many flows cannot come near those of few.
 - **Latency**: from the arrival of a packet until it leaves. Packets arrive at a steady rate, whether or not the worker
   polls: at this part of the rate that the worker reaches when every burst is full. What interrupts the worker counts
   too, such as other programs. There is no target.

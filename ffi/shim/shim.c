@@ -1,5 +1,5 @@
 #define _GNU_SOURCE /* fopencookie */
-/* rte_dev_event_callback_register: marked as experimental in 22.11, unchanged since. */
+/* rte_dev_event_callback_register and rte_eth_dev_conf_get: marked as experimental in 22.11, unchanged since. */
 #define ALLOW_EXPERIMENTAL_API
 
 #include "shim.h"
@@ -216,7 +216,7 @@ static int configure_with_interrupts(uint16_t port, struct sluice_port_setup *se
 	return failed;
 }
 
-/* Configures as many of the wanted queues as the device has, without offloads in either direction. */
+/* Configures as many of the wanted queues as the device has, without offloads that change packets. */
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 {
 	struct rte_eth_dev_info info;
@@ -241,6 +241,8 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 
 	setup->step = SLUICE_STEP_CONFIGURE;
 	conf.rxmode.mtu = setup->mtu_bytes;
+	if (setup->fast_free)
+		conf.txmode.offloads = info.tx_offload_capa & RTE_ETH_TX_OFFLOAD_MBUF_FAST_FREE;
 	setup->rx_queues = RTE_MIN(setup->rx_queues, info.max_rx_queues);
 	setup->tx_queues = RTE_MIN(setup->tx_queues, info.max_tx_queues);
 	failed = configure_with_interrupts(port, setup, &info, &conf);
@@ -272,6 +274,38 @@ int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup)
 	return set_mtu(port, setup->mtu_bytes);
 }
 
+/* The offloads in use of a configured port in a SLUICE_ direction: RTE_ETH_RX_OFFLOAD_ or RTE_ETH_TX_OFFLOAD_. Drivers
+ * may add some to those that were requested. */
+uint64_t sluice_port_offloads(uint16_t port, int direction)
+{
+	struct rte_eth_conf conf;
+
+	memset(&conf, 0, sizeof(conf));
+	if (rte_eth_dev_conf_get(port, &conf) != 0)
+		return 0;
+	return direction == SLUICE_RECEIVE ? conf.rxmode.offloads : conf.txmode.offloads;
+}
+
+/* DPDK's name of one offload. */
+const char *sluice_offload_name(uint64_t offload, int direction)
+{
+	return direction == SLUICE_RECEIVE ? rte_eth_dev_rx_offload_name(offload) : rte_eth_dev_tx_offload_name(offload);
+}
+
+/* What a driver says of the function by which it moves packets of queue 0, terminated. */
+int sluice_port_burst_mode(uint16_t port, int direction, char *text, size_t size)
+{
+	struct rte_eth_burst_mode mode;
+	int failed;
+
+	memset(&mode, 0, sizeof(mode));
+	failed = direction == SLUICE_RECEIVE ? rte_eth_rx_burst_mode_get(port, 0, &mode) :
+					       rte_eth_tx_burst_mode_get(port, 0, &mode);
+	if (failed == 0)
+		snprintf(text, size, "%s", mode.info);
+	return failed;
+}
+
 uint16_t sluice_port_table_entries(uint16_t port)
 {
 	struct rte_eth_dev_info info;
@@ -279,9 +313,10 @@ uint16_t sluice_port_table_entries(uint16_t port)
 	return rte_eth_dev_info_get(port, &info) == 0 ? info.reta_size : 0;
 }
 
-/* Sets the redirection table of a started device to `entries` entries (a multiple of 128, at most 512), the 128 queues
- * repeated, and reads back whether the device uses this table, this key and these hashes. Returns 0, the error of the
- * driver, or 1 if the device reports something else than was set; `part` is then the SLUICE_SPREAD that was refused. */
+/* Sets the redirection table of a started device to `entries` entries (at most 512), the 128 queues repeated or, in a
+ * smaller table, the first of them, and reads back whether the device uses this table, this key and these hashes. Returns
+ * 0, the error of the driver, or 1 if the device reports something else than was set; `part` is then the SLUICE_SPREAD
+ * that was refused. */
 int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries, int *part)
 {
 	struct rte_eth_rss_reta_entry64 wanted[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
@@ -292,7 +327,7 @@ int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues
 	int failed;
 
 	*part = SLUICE_SPREAD_TABLE;
-	if (entries == 0 || entries % SLUICE_RETA_ENTRIES != 0 || entries > RTE_ETH_RSS_RETA_SIZE_512)
+	if (entries == 0 || entries > RTE_ETH_RSS_RETA_SIZE_512)
 		return -EINVAL;
 	memset(wanted, 0, sizeof(wanted));
 	memset(found, 0, sizeof(found));

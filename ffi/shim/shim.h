@@ -49,6 +49,7 @@ struct sluice_port_setup {
 	const uint8_t *rss_key; /* SLUICE_RSS_KEY_BYTES; NULL: no receive side scaling */
 	int spreads; /* whether the device accepted the key */
 	int interrupts; /* in: receive queues shall interrupt; out: whether the device accepted that */
+	int fast_free; /* packets sent are of one pool, in one segment, with one reference */
 	uint32_t mtu_min, mtu_max; /* limits of the driver, bytes */
 	int step; /* the step that failed */
 };
@@ -60,6 +61,9 @@ enum { SLUICE_EVENT_RESET = 1, SLUICE_EVENT_REMOVED };
 enum { SLUICE_SPREAD_TABLE, SLUICE_SPREAD_KEY, SLUICE_SPREAD_HASHES };
 
 enum { SLUICE_RSS_KEY_BYTES = 40, SLUICE_RETA_ENTRIES = 128 };
+
+/* The directions of a port. */
+enum { SLUICE_RECEIVE, SLUICE_TRANSMIT };
 
 /* Kinds of packets that a device may hash by RSS. */
 enum {
@@ -98,6 +102,9 @@ uint64_t sluice_tsc_hz(void);
 int sluice_errno(void);
 
 int sluice_port_configure(uint16_t port, struct sluice_port_setup *setup);
+uint64_t sluice_port_offloads(uint16_t port, int direction);
+const char *sluice_offload_name(uint64_t offload, int direction);
+int sluice_port_burst_mode(uint16_t port, int direction, char *text, size_t size);
 uint16_t sluice_port_table_entries(uint16_t port);
 int sluice_port_spread(uint16_t port, const uint8_t *key, const uint16_t *queues, uint16_t entries, int *part);
 uint32_t sluice_port_hashes(uint16_t port);

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::linux::interface;
+use linux::interface;
 
 /// The text is neither a PCI address nor a virtual device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

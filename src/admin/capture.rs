@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use control::admin::Caller;
-use dataplane::forward::{CaptureQueue, FilterInstruction, PacketFilter, WorkerCapture};
+use dataplane::forward::{CaptureQueue, WorkerCapture};
+use dataplane::port::{FilterInstruction, PacketFilter};
 use proto::v1;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -21,8 +22,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::agent::inquiries::Inquiries;
 use crate::worker_threads;
+use crate::worker_threads::inquiries::Inquiries;
 use message::Naming;
 
 /// Maximum and default length of a copy: more than a frame can have.
@@ -254,7 +255,7 @@ mod tests {
     use tonic::{Code, Request};
 
     fn captures() -> Arc<Captures> {
-        Arc::new(Captures::new(Arc::new(crate::agent::inquiries::tests::without_workers())))
+        Arc::new(Captures::new(Arc::new(crate::worker_threads::inquiries::tests::without_workers())))
     }
 
     async fn begin(captures: &Arc<Captures>, request: &v1::CaptureRequest) -> Result<mpsc::Receiver<Reply>, Status> {

@@ -14,7 +14,7 @@ use proto::{Protocol, Scheduler, v1};
 use tonic::Status;
 
 use super::flows::row;
-use crate::agent::inquiries::Inquiries;
+use crate::worker_threads::inquiries::Inquiries;
 
 /// Explains the packet of a request. Waits for a worker.
 pub(super) fn explain(gateway: &str, inquiries: &Inquiries, request: &v1::ExplainRequest) -> Result<v1::Explanation, Status> {
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_reason_of_a_drop_is_its_name_alone() {
-        let snapshot = crate::agent::inquiries::tests::without_workers().snapshot();
+        let snapshot = crate::worker_threads::inquiries::tests::without_workers().snapshot();
         for outcome in [Outcome::Reset(DropReason::NoFlow), Outcome::Drop(DropReason::NoFlow)] {
             assert_eq!(verdict(outcome, &snapshot), ("drop", "no_flow".to_owned()));
         }
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_request_that_is_no_packet_says_what_is_expected() {
-        let inquiries = crate::agent::inquiries::tests::without_workers();
+        let inquiries = crate::worker_threads::inquiries::tests::without_workers();
         let good = v1::ExplainRequest {
             protocol: "tcp".to_owned(),
             source: "198.51.100.7:5555".to_owned(),

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use proto::{Family, Protocol, v1};
 use tonic::Status;
 
-use crate::agent::inquiries::{FlowPosition, Inquiries};
+use crate::worker_threads::inquiries::{FlowPosition, Inquiries};
 
 /// Rows of a page if the client does not say.
 const PAGE_ROWS: u32 = 1_000;
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_row_has_the_text_of_addresses_and_whole_seconds() {
-        let inquiries = crate::agent::inquiries::tests::without_workers();
+        let inquiries = crate::worker_threads::inquiries::tests::without_workers();
         let row = row("edge-1", 2, &flow(), &inquiries.snapshot());
         assert_eq!(
             (row.protocol.as_str(), row.client.as_str(), row.frontend.as_str()),

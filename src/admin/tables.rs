@@ -13,9 +13,9 @@ use dataplane::{DropReason, WorkerCounters};
 use proto::{LimitKind, Protocol, ServiceLimit, ServiceName, v1};
 use smallvec::SmallVec;
 
-use crate::agent::fleet::service_limits::SNAT_PORTS_PER_SECOND;
-use crate::agent::probe::{Causes, Subject};
+use crate::agent::backend_health::{Causes, Subject};
 use crate::agent::served::BackendCounts;
+use crate::fleet::service_limits::SNAT_PORTS_PER_SECOND;
 use crate::worker_threads::Load;
 
 /// Reasons of conditions that a gateway sees by itself.

@@ -11,18 +11,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::agent::probe;
 use dataplane::{Compiler, Health, Link, Network, Publisher, RouteLookup, Snapshot, Tunables, VipAnswers};
 use ipnet::IpNet;
 use proto::{GatewayState, Generation, ProbeTags, ServiceName};
 use tokio::sync::{Mutex, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
+use super::backend_health;
 use super::served::Served;
 use super::supervisor::Failure;
 use super::usable::usable;
-use crate::netlink::AnsweredAddresses;
-use crate::watch::send_if_changed;
+use super::watch::send_if_changed;
 
 /// Minimum time between two snapshots, and polling interval of the workers while a snapshot is pending. The first
 /// change after a pause is not delayed.
@@ -49,7 +48,7 @@ pub struct Inputs {
     /// The network as Linux has it.
     pub network: watch::Receiver<Network>,
     /// Results of the probes.
-    pub health: watch::Receiver<probe::Health>,
+    pub health: watch::Receiver<backend_health::Health>,
     /// Backends of probes that are sent to a VIP.
     pub tags: watch::Receiver<ProbeTags>,
     /// The configuration as far as it changes while the gateway runs.
@@ -59,6 +58,9 @@ pub struct Inputs {
     /// Monotonic time, ns; the workers' own.
     pub clock: fn() -> u64,
 }
+
+/// Links and addresses for which the engine answers, in the form of [`dataplane::Snapshot::announced`].
+pub type AnsweredAddresses = Arc<[(Link, IpAddr, u64)]>;
 
 /// Outputs.
 #[derive(Clone, Debug)]
@@ -164,8 +166,8 @@ impl Inputs {
 }
 
 /// The results of the probes in the engine's terms.
-fn engine_health(health: &probe::Health) -> Health {
-    let by_service = |subjects: &imbl::HashSet<probe::Subject>| {
+fn engine_health(health: &backend_health::Health) -> Health {
+    let by_service = |subjects: &imbl::HashSet<backend_health::Subject>| {
         // The name of a service is copied once, not for each of its backends.
         let mut all = HashMap::<_, HashSet<_>>::new();
         for subject in subjects {
@@ -231,7 +233,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::agent::controller_client::received::tests::{service, state};
+    use crate::controller_client::received::tests::{service, state};
 
     const LONG: Duration = Duration::from_secs(120);
 
@@ -271,7 +273,7 @@ mod tests {
         worker: Subscriber,
         known: watch::Sender<Option<GatewayState>>,
         network: watch::Sender<Network>,
-        health: watch::Sender<probe::Health>,
+        health: watch::Sender<backend_health::Health>,
         /// Open as long as the gateway runs.
         _tags: watch::Sender<ProbeTags>,
         tunables: watch::Sender<Tunables>,
@@ -290,7 +292,7 @@ mod tests {
             let pipeline = Arc::new(Mutex::new(SnapshotPipeline { compiler, publisher }));
             let (known, known_in) = watch::channel(None);
             let (network, network_in) = watch::channel(Network::default());
-            let (health, health_in) = watch::channel(probe::Health::default());
+            let (health, health_in) = watch::channel(backend_health::Health::default());
             let (next_hops_out, next_hops) = watch::channel(BTreeSet::new());
             let (served_out, served) = watch::channel(Served::default());
             let (reached_out, reached) = watch::channel(None);
@@ -384,9 +386,9 @@ mod tests {
         timeout(LONG, gateway.next_hops.wait_for(|hops| *hops == wanted)).await.unwrap().unwrap();
     }
 
-    fn subject(service: &str, address: &str) -> probe::Subject {
+    fn subject(service: &str, address: &str) -> backend_health::Subject {
         let service = Arc::new(ServiceName::new("default", service));
-        probe::Subject { service, protocol: Protocol::Tcp, address: address.parse().unwrap() }
+        backend_health::Subject { service, protocol: Protocol::Tcp, address: address.parse().unwrap() }
     }
 
     #[tokio::test]
@@ -395,9 +397,9 @@ mod tests {
         gateway.know(Origin::Controller, web(1, &["10.0.0.1:80", "10.0.0.2:80"]));
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
         let failing = |service| imbl::HashSet::from_iter([subject(service, "10.0.0.2:80"), subject("other", "10.0.0.1:80")]);
-        gateway.health.send_replace(probe::Health { failing: failing("web"), ..probe::Health::default() });
+        gateway.health.send_replace(backend_health::Health { failing: failing("web"), ..backend_health::Health::default() });
         gateway.takes(&["10.0.0.1:80"]).await;
-        gateway.health.send_replace(probe::Health { failing: failing("third"), ..probe::Health::default() });
+        gateway.health.send_replace(backend_health::Health { failing: failing("third"), ..backend_health::Health::default() });
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
     }
 
@@ -426,11 +428,11 @@ mod tests {
         let set = |address: &str| imbl::HashSet::unit(subject("web", address));
         gateway.know(Origin::Disk, web(1, &backends));
         gateway.takes(&[]).await;
-        gateway.health.send_replace(probe::Health { proven: set("10.0.0.2:80"), ..probe::Health::default() });
+        gateway.health.send_replace(backend_health::Health { proven: set("10.0.0.2:80"), ..backend_health::Health::default() });
         gateway.takes(&["10.0.0.2:80"]).await;
         gateway.know(Origin::Controller, web(1, &backends));
         gateway.takes(&backends).await;
-        gateway.health.send_replace(probe::Health { failing: set("10.0.0.2:80"), ..probe::Health::default() });
+        gateway.health.send_replace(backend_health::Health { failing: set("10.0.0.2:80"), ..backend_health::Health::default() });
         gateway.takes(&["10.0.0.1:80"]).await;
     }
 

@@ -270,7 +270,7 @@ mod tests {
 
     use super::sealed::tests::moment;
     use super::*;
-    use crate::agent::controller_client::received::tests::{service, state};
+    use crate::controller_client::received::tests::{service, state};
 
     const DAY: Duration = Duration::from_secs(86_400);
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::agent::probe::{Health, Subject};
+use crate::agent::backend_health::{Health, Subject};
 use proto::{GatewayState, Origin, Service, State, Target};
 
 /// The part of `known` that may be used with `health`.
@@ -37,7 +37,7 @@ mod tests {
     use proto::{Protocol, ServiceName};
 
     use super::*;
-    use crate::agent::controller_client::received::tests::{service, state};
+    use crate::controller_client::received::tests::{service, state};
 
     #[test]
     fn from_disk_only_proven_backends_are_used_and_from_the_controller_all() {

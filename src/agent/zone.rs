@@ -78,7 +78,7 @@ mod tests {
     use proto::{BackendState, Origin, ZoneBackends};
 
     use super::*;
-    use crate::agent::controller_client::received::tests::{service, state};
+    use crate::controller_client::received::tests::{service, state};
 
     fn hinted(name: &str) -> Arc<Service> {
         let mut hinted = Service::clone(&service(name, &["10.0.0.1:80", "10.0.0.2:80"]));

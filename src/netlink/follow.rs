@@ -25,7 +25,8 @@ use super::neighbours::{NeighbourKey, NeighbourRequests, RequestKind, message};
 use super::routes::ROUTES_MAX;
 use super::socket::{DumpOutcome, NetlinkError, Socket};
 use super::tables::{Effect, Tables};
-use crate::watch::send_if_changed;
+use crate::agent::compile_loop::AnsweredAddresses;
+use crate::agent::watch::send_if_changed;
 
 /// Multicast groups, group n as bit n - 1: links, neighbours, IPv4 and IPv6 addresses and routes, next hop objects.
 const GROUPS: u32 = 0x1 | 0x4 | 0x10 | 0x40 | 0x100 | 0x400 | 0x8000_0000;
@@ -50,9 +51,6 @@ const NEXT_HOPS_EVERY: Duration = Duration::from_secs(1);
 
 /// Capacity of the workers' request queue: twice the number of requests that may be pending.
 pub const REQUESTS_MAX: usize = 1024;
-
-/// Links and addresses for which the engine answers, in the form of [`dataplane::Snapshot::announced`].
-pub type AnsweredAddresses = Arc<[(Link, IpAddr, u64)]>;
 
 /// Inputs and output of [`follow`]. Cloned for each start of the task.
 #[derive(Clone, Debug)]

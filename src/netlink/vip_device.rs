@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
-use dpdk_sys::tap::{self, TapError};
+use linux::tap::{self, TapError};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use rustix::net::netdevice::name_to_index;

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dataplane::Mac;
-use dpdk_sys::Device;
+use dpdk_sys::{Device, QueueMode};
 use proto::v1;
 
 use super::steering::{KindState, PortSteering};
@@ -65,6 +65,10 @@ impl PortHandle {
             rss: self.steering.rows(),
             gateway: gateway.to_owned(),
             reason: self.failure.clone().unwrap_or_default(),
+            driver: port.map(|port| port.driver().to_owned()).unwrap_or_default(),
+            rx: port.map(|port| queues(port.queue_counts().0, port.descriptors().rx, &port.modes().rx)),
+            tx: port.map(|port| queues(port.queue_counts().1, port.descriptors().tx, &port.modes().tx)),
+            rss_table: port.map_or(0, |_| self.steering.table_entries().into()),
         }
     }
 
@@ -77,5 +81,15 @@ impl PortHandle {
     /// The active member, if the port is a bond.
     pub(super) fn active_member(&self) -> Option<Device> {
         self.port.as_ref()?.active_member()
+    }
+}
+
+/// The queues of a port in one direction, for operators.
+fn queues(queues: usize, descriptors: u16, mode: &QueueMode) -> v1::QueueStatus {
+    v1::QueueStatus {
+        queues: u32::try_from(queues).unwrap_or(u32::MAX),
+        descriptors: descriptors.into(),
+        burst_mode: mode.burst.clone().unwrap_or_default(),
+        offloads: mode.offloads.clone(),
     }
 }

@@ -5,7 +5,7 @@
 //! Invariant: each port is handled separately; a failure at one is retried and does not affect the others. A device is
 //! detached only after the workers have given its queues back, and its Ethernet address is published before its link.
 //! Nothing here waits for a driver: calls that open or close a device run on threads of their own.
-//! Deliberately not here: how workers take and return queues (`queue_handover`).
+//! Deliberately not here: how workers take and return queues (`dpdk_port`).
 
 mod device_state;
 mod driver_call;
@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use dataplane::workers::RssKind;
 use dataplane::{Mac, PortIndex};
+use dpdk_port::{QueuePair, QueueSender};
 use dpdk_sys::{Device, DeviceEvent, Eal, MemberChanges, Mempool};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -26,12 +27,11 @@ use super::af_packet::{self, PreparedInterface};
 use super::dpdk::{self, OpenedPort, QueueRequest};
 use super::error::PortsError;
 use super::handle::{PortHandle, PortHandles, lock};
-use super::queue_handover::{QueuePair, QueueSender};
 use super::retry::Retry;
 use super::steering::{KindState, name, reason};
 use super::twin::TwinReconciler;
+use crate::agent::watch::send_if_changed;
 use crate::settings::PortSettings;
-use crate::watch::send_if_changed;
 use device_state::{ChangedBond, Recall, RunningCall};
 pub(super) use device_state::{DeviceState, OpeningCall};
 pub(super) use driver_call::{CallState, DriverCall};

@@ -6,18 +6,18 @@ use std::time::Duration;
 use control::config::logging;
 use dataplane::workers::{Steering, WORKERS_MAX};
 use dataplane::{Mac, Peers, TwinQueues};
+use dpdk_port::{DpdkPort, Packet, channel};
 use dpdk_sys::{Device, Eal, Mempool};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::af_packet::{self, PreparedInterface};
-use super::dpdk::{self, DpdkPort, OpenedPort, Packet, QueueRequest};
+use super::dpdk::{self, OpenedPort, QueueRequest};
 use super::error::PortsError;
 use super::handle::PortHandle;
 use super::hotplug::{self, CallState, DeviceState, HotplugPort, OpeningCall};
 use super::numa;
-use super::queue_handover::channel;
 use super::steering::{self, KindState};
 use super::twin::{Interface, TwinConfig, TwinCounters, TwinPort, TwinReconciler, TwinThread};
 use crate::settings::{Poll, PortSettings, Settings, Twin};
@@ -139,7 +139,11 @@ async fn open_all(
 ) -> Result<OpenedPorts, PortsError> {
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);
     let by_nic = Steering::toeplitz(workers, seed);
-    let mut request = QueueRequest { wakes: settings.poll == Poll::Adaptive, ..steering::request(workers, &by_nic) };
+    let mut request = QueueRequest {
+        wakes: settings.poll == Poll::Adaptive,
+        is_one_pool: !settings.ports.iter().flat_map(|port| port.device.parts()).any(|device| dpdk::attaches_memory(&device)),
+        ..steering::request(workers, &by_nic)
+    };
     let presences = presences(&settings.ports)?;
     let opened = open_devices(eal, settings, pool, &request, stop).await?;
     let found = opened.iter().map(|port| port.opened().map(|port| port.found.clone())).collect();

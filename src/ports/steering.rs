@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
-use dataplane::workers::{Proof, RETA_ENTRIES, Refuted, RssKind, RssProof, Steering};
+use dataplane::wire::RETA_ENTRIES;
+use dataplane::workers::{Proof, Refuted, RssKind, RssProof, Steering};
 use dataplane::{Doorbell, Peers, PortQueues};
+use dpdk_port::Packet;
 use dpdk_sys::{HashedKind, Spread};
 use proto::v1;
 
-use super::dpdk::{DeviceQueues, Packet, QueueRequest};
+use super::dpdk::{DeviceQueues, QueueRequest};
 
 /// Number of packets that prove a kind at a queue.
 const PACKETS_FIRST: u16 = 64;
@@ -44,7 +46,7 @@ pub(super) fn request(workers: u8, by_nic: &Steering) -> QueueRequest {
         .rss_key()
         .filter(|_| workers > 1)
         .map(|key| Spread { key: *key, queues: std::array::from_fn(|entry| by_nic.reta(entry % RETA_ENTRIES).0.into()) });
-    QueueRequest { queues: workers.into(), spread, wakes: false }
+    QueueRequest { queues: workers.into(), spread, wakes: false, is_one_pool: false }
 }
 
 /// Chooses the owner function once the devices are open: the hash of NICs if one of them spreads by it, or else our
@@ -76,7 +78,7 @@ impl DeviceQueues {
             HashedKind::TcpV6 => RssKind::TcpV6,
             HashedKind::UdpV6 => RssKind::UdpV6,
         };
-        self.spread.iter().flatten().map(kind).collect()
+        self.spread.iter().flat_map(|spreading| &spreading.kinds).map(kind).collect()
     }
 }
 
@@ -106,6 +108,12 @@ impl PortSteering {
     pub(super) fn prove_again(&self) {
         let offered = self.found.as_ref().map_or_else(Vec::new, DeviceQueues::offered);
         self.proofs.iter().flat_map(|proofs| proofs.iter()).for_each(|proof| proof.restart(&offered));
+    }
+
+    /// Entries of the device's redirection table; 0: it spreads nothing by RSS.
+    pub(super) fn table_entries(&self) -> u16 {
+        let spread = self.found.as_ref().and_then(|found| found.spread.as_ref().ok());
+        spread.map_or(0, |spreading| spreading.table_entries)
     }
 
     /// The state of the proof of each kind, in the order of [`RssKind::ALL`].
@@ -230,7 +238,7 @@ pub(super) const fn reason(why: Refuted) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use dpdk_sys::NoSpread;
+    use dpdk_sys::{NoSpread, Spreading};
 
     use super::*;
 
@@ -240,8 +248,8 @@ mod tests {
         (Steering::toeplitz(workers, 1), Steering::own_hash(workers, 1))
     }
 
-    fn found(spread: Result<Vec<HashedKind>, NoSpread>, transmit: usize) -> Option<DeviceQueues> {
-        Some(DeviceQueues { transmit, spread })
+    fn found(kinds: Result<Vec<HashedKind>, NoSpread>, transmit: usize) -> Option<DeviceQueues> {
+        Some(DeviceQueues { transmit, spread: kinds.map(|kinds| Spreading { kinds, table_entries: 128 }) })
     }
 
     fn no_hash() -> Result<Vec<HashedKind>, NoSpread> {
@@ -318,7 +326,7 @@ mod tests {
         let (_, mut ports) = chosen(2, vec![found(Ok(ALL.to_vec()), 2), None]);
         let late = &mut ports[1];
         assert!(late.rows().is_empty());
-        late.attached(DeviceQueues { transmit: 2, spread: Ok(vec![HashedKind::TcpV4]) });
+        late.attached(found(Ok(vec![HashedKind::TcpV4]), 2).unwrap());
         let rows = late.rows();
         let rows: Vec<_> = rows.iter().map(|row| (&*row.family, &*row.protocol, &*row.state, row.agreed, &*row.reason)).collect();
         assert_eq!(
@@ -330,11 +338,11 @@ mod tests {
                 ("ipv6", "udp", "not_offered", 0, "the device does not hash them"),
             ]
         );
-        late.attached(DeviceQueues { transmit: 2, spread: no_hash() });
+        late.attached(found(no_hash(), 2).unwrap());
         assert_eq!(late.kind_states(), [KindState::Settled; 4]);
         assert_eq!(late.text(), "Toeplitz computed here: net_af_packet offers no Toeplitz hash over TCP and UDP");
         let (_, mut ports) = chosen(2, vec![found(no_hash(), 2), None]);
-        ports[1].attached(DeviceQueues { transmit: 2, spread: Ok(ALL.to_vec()) });
+        ports[1].attached(found(Ok(ALL.to_vec()), 2).unwrap());
         assert_eq!(ports[1].text(), "own hash: no device spread packets at the start");
     }
 

@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::controller_client::Contender;
-use crate::agent::fleet::election::{self, Candidacy, ElectionStatus, VrrpClaims};
 use crate::agent::supervisor::Supervisor;
+use crate::controller_client::Contender;
+use crate::fleet::election::{self, Candidacy, ElectionStatus, VrrpClaims};
 use crate::ports::ReadPorts;
 use crate::settings::{Elector, Settings};
 

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::supervisor::{Failure, Supervisor};
-use crate::reload::Reload;
+use crate::settings::reload::Reload;
 
 /// Starts the embedded controller. If a state on disk is usable, a failure is retried later, so that the gateway
 /// starts.

@@ -5,13 +5,13 @@
 use proto::{FleetStatus, GatewayState};
 use tokio::sync::watch;
 
-use crate::agent::fleet::election::ElectionStatus;
-use crate::agent::fleet::replication::ReplicationStatus;
-use crate::agent::fleet::routing_sessions;
-use crate::agent::fleet::service_limits::{self, WorkerRoom};
-use crate::agent::fleet::status::{self, FleetSources};
 use crate::agent::served::Served;
 use crate::agent::supervisor::Supervisor;
+use crate::fleet::election::ElectionStatus;
+use crate::fleet::replication::ReplicationStatus;
+use crate::fleet::routing_sessions;
+use crate::fleet::service_limits::{self, WorkerRoom};
+use crate::fleet::status::{self, FleetSources};
 use crate::settings::Settings;
 
 /// Supervises the questions to the routing daemon, and what keeps `fleet` current.

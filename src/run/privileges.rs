@@ -15,8 +15,8 @@ use rustix::thread::{
     set_capabilities, set_no_new_privs,
 };
 
+use crate::machine::Root;
 use crate::settings::Settings;
-use crate::tools::doctor::Root;
 use needs::PortNeeds;
 
 /// Gives up what `settings` do not need, for the calling thread and all that it starts. Returns the mechanisms that the

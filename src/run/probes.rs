@@ -2,7 +2,7 @@
 //!
 //! Health is the file `health` in the state directory, mode 0600, replaced by a rename and not synced to disk. It is used
 //! once: it is removed when targets have taken it over, so that it does not count again after a crash. A process that
-//! ends before that leaves it. Not here: what is probed and when, and the format of the file (`agent::probe`).
+//! ends before that leaves it. Not here: what is probed and when, and the format of the file (`health`).
 
 use std::fs;
 use std::io;
@@ -18,9 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::persist::directories::StateDirs;
 use crate::agent::persist::sealed::Moment;
-use crate::agent::probe::{self, ConnectionWatch, Findings, ProbeInputs, Prober, SavedHealth};
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Supervisor};
+use crate::health::{self, ConnectionWatch, Findings, ProbeInputs, Prober, SavedHealth};
 
 /// Name of the file.
 pub(super) const HEALTH: &str = "health";
@@ -76,7 +76,7 @@ pub(super) fn supervise(supervisor: &mut Supervisor, sources: ProbeSources, resu
         let saved = std::mem::take(&mut *saved.lock().unwrap_or_else(PoisonError::into_inner));
         let connections = ConnectionWatch::new(served, workers);
         let inputs = ProbeInputs { known, routes, tunables, connections, saved, taken, ends };
-        probe::run(probe, inputs, &findings, probe::concurrency(descriptors())).await;
+        health::run(probe, inputs, &findings, health::concurrency(descriptors())).await;
         Ok::<_, Failure>(())
     });
 }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     fn health(targets: u32) -> Vec<u8> {
-        probe::saved_health(targets, Moment::now())
+        health::saved_health(targets, Moment::now())
     }
 
     #[tokio::test]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::agent::fleet::replication::{self, ReplicaExchange, ReplicationInputs, ReplicationStatus};
-use crate::agent::flow_records::FlowExport;
 use crate::agent::supervisor::Supervisor;
+use crate::fleet::replication::{self, ReplicaExchange, ReplicationInputs, ReplicationStatus};
+use crate::flow_records::FlowExport;
 use crate::settings::Settings;
 
 /// The queues of the workers for it.

@@ -19,8 +19,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::netlink::{Announcement, VipRoutes};
-use crate::reload::Reload;
 use crate::settings::Settings;
+use crate::settings::reload::Reload;
 
 /// Exit code after a second signal.
 const ENDED_AT_ONCE: i32 = 1;
@@ -162,7 +162,7 @@ pub(super) async fn drain(wait: Duration, workers: &[Arc<WorkerCounters>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reload::tests::{reload, with_file};
+    use crate::settings::reload::tests::{reload, with_file};
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_restart_whose_next_start_will_fail_drains() {

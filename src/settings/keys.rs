@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::links::{self, LocatedLink};
 use super::port::{self, LocatedPort};
-use super::record_target::RecordTarget;
+use super::record_target::{EXPECTED, RecordTarget};
 
 /// How a worker waits for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -316,11 +316,7 @@ pub(super) fn zone(top: &mut Section<'_>) -> Option<String> {
 pub(super) fn flow_records(top: &mut Section<'_>, base: &Path) -> Option<RecordTarget> {
     let mut section = top.section("flowRecords");
     let field = section.field("to").filter(|field| !field.is_empty());
-    let target = field.and_then(|field| {
-        let expected =
-            "ipfix://HOST:PORT, with an IPv6 address in brackets, or file:PATH in a directory that is not the system's";
-        field.parse(expected, |text| RecordTarget::parse(text, base))
-    });
+    let target = field.and_then(|field| field.try_parse(EXPECTED, |text| RecordTarget::parse(text, base)));
     section.finish();
     target
 }

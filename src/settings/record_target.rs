@@ -1,40 +1,41 @@
 //! Where records of flows go: key `flowRecords.to`.
 
 use std::fmt;
-use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
+
+use objects::scalar::url::HostPort;
+
+/// The formats of [`RecordTarget::parse`].
+pub(super) const EXPECTED: &str =
+    "ipfix://HOST:PORT, with an IPv6 address in brackets, or file:PATH in a directory that is not the system's";
 
 /// A target of flow records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordTarget {
     /// A collector of IPFIX over UDP.
-    Ipfix {
-        /// Its name or address, without brackets.
-        host: String,
-        /// Its UDP port.
-        port: u16,
-    },
+    Ipfix(HostPort),
     /// A file of JSON lines.
     File(PathBuf),
 }
 
 impl RecordTarget {
     /// Reads `ipfix://HOST:PORT` or `file:PATH`; relative paths start at `base`.
-    pub(super) fn parse(text: &str, base: &Path) -> Option<Self> {
+    ///
+    /// # Errors
+    /// What is expected instead, as the end of a message after "found X, ".
+    pub(super) fn parse(text: &str, base: &Path) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("file:") {
-            let is_file = !path.is_empty() && !path.starts_with("//") && !path.ends_with('/');
-            let path = is_file.then(|| std::path::absolute(base.join(path)).ok()).flatten()?;
-            // The gateway may write to the whole directory (`run::privileges`), so that must not be the system's.
-            let has_directory = path.parent().is_some_and(|dir| dir.parent().is_some() && !is_of_system(dir));
-            return (has_directory && path.file_name().is_some()).then_some(Self::File(path));
+            return Self::file(path, base).ok_or_else(|| format!("expected {EXPECTED}"));
         }
-        let (host, port) = text.strip_prefix("ipfix://")?.rsplit_once(':')?;
-        let port = port.parse().ok().filter(|port| *port != 0)?;
-        let host = match host.strip_prefix('[') {
-            Some(address) => address.strip_suffix(']')?.parse::<Ipv6Addr>().ok()?.to_string(),
-            None => Some(host).filter(|host| is_host(host))?.to_owned(),
-        };
-        Some(Self::Ipfix { host, port })
+        HostPort::of_url(text, "ipfix", EXPECTED).map(Self::Ipfix).map_err(|error| error.to_string())
+    }
+
+    fn file(path: &str, base: &Path) -> Option<Self> {
+        let is_file = !path.is_empty() && !path.starts_with("//") && !path.ends_with('/');
+        let path = is_file.then(|| std::path::absolute(base.join(path)).ok()).flatten()?;
+        // The gateway may write to the whole directory (`run::privileges`), so that must not be the system's.
+        let has_directory = path.parent().is_some_and(|dir| dir.parent().is_some() && !is_of_system(dir));
+        (has_directory && path.file_name().is_some()).then_some(Self::File(path))
     }
 }
 
@@ -44,20 +45,10 @@ fn is_of_system(dir: &Path) -> bool {
     trees.iter().any(|tree| dir.starts_with(tree)) || ["/etc", "/run", "/var"].iter().any(|own| dir == Path::new(own))
 }
 
-/// Whether a text is an IPv4 address, or a host name (RFC 1123 section 2.1).
-fn is_host(text: &str) -> bool {
-    let is_label = |label: &str| {
-        let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        (1..=63).contains(&label.len()) && label.bytes().all(is_legal) && !label.starts_with('-') && !label.ends_with('-')
-    };
-    text.len() <= 253 && text.strip_suffix('.').unwrap_or(text).split('.').all(is_label)
-}
-
 impl fmt::Display for RecordTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ipfix { host, port } if host.contains(':') => write!(f, "ipfix://[{host}]:{port}"),
-            Self::Ipfix { host, port } => write!(f, "ipfix://{host}:{port}"),
+            Self::Ipfix(collector) => write!(f, "ipfix://{collector}"),
             Self::File(path) => write!(f, "file:{}", path.display()),
         }
     }
@@ -69,7 +60,7 @@ mod tests {
 
     #[test]
     fn targets_are_collectors_and_files() {
-        let read = |text| RecordTarget::parse(text, Path::new("/etc/sluice")).map(|target| target.to_string());
+        let read = |text| RecordTarget::parse(text, Path::new("/etc/sluice")).ok().map(|target| target.to_string());
         let rows = [
             ("ipfix://192.0.2.9:4739", "ipfix://192.0.2.9:4739"),
             ("ipfix://[2001:db8:0::9]:4739", "ipfix://[2001:db8::9]:4739"),
@@ -90,7 +81,7 @@ mod tests {
             "ipfix://2001:db8::9:4739",
             "ipfix://[192.0.2.9]:4739",
             "ipfix://:4739",
-            "ipfix://a_b:4739",
+            "ipfix://192.0.2.300:4739",
             "ipfix://user@host:4739",
             "udp://192.0.2.9:4739",
             "file:",
@@ -105,5 +96,7 @@ mod tests {
         for text in wrong {
             assert_eq!(read(text), None, "{text}");
         }
+        let why = RecordTarget::parse("ipfix://192.0.2.9", Path::new("/etc/sluice")).unwrap_err();
+        assert!(why.contains("expected a port"), "{why}");
     }
 }

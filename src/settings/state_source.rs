@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
 use control::config::settings::{CertificateFiles, ControllerSettings, MaglevSeed, Source};
-use control::config::url::ControllerUrl;
 use control::config::{Located, LocatedRange, Location, Section};
+use objects::scalar::url::ServerUrl;
 use proto::{Announce, GatewayProfile};
 
 /// The source that the command line chooses.
@@ -22,7 +22,7 @@ pub enum SourceChoice {
     /// `--kubeconfig F`.
     Kubeconfig(PathBuf),
     /// `--controller URL`.
-    Controller(ControllerUrl),
+    Controller(ServerUrl),
     /// `replay --manifests DIR`: sources that the file names are ignored.
     Replay(PathBuf),
 }
@@ -33,7 +33,7 @@ pub enum StateSource {
     /// A controller in this process. With certificates, the gateway also follows another controller that leads.
     Embedded(Box<ControllerSettings>, Option<CertificateFiles>),
     /// Controllers in the order in which they are tried, never empty; certificates if one is reached over TCP.
-    Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
+    Remote(Vec<ServerUrl>, Option<CertificateFiles>),
 }
 
 /// The source as read.
@@ -41,12 +41,12 @@ pub(super) enum SourceKeys {
     Embedded(Box<ControllerKeys>, Source, Option<CertificateFiles>),
     /// The file names no source for a controller in this process, and `replay` only plans like one.
     Planned(Box<ControllerKeys>, Source),
-    Remote(Vec<ControllerUrl>, Option<CertificateFiles>),
+    Remote(Vec<ServerUrl>, Option<CertificateFiles>),
 }
 
 /// Key `controller` as read.
 struct RemoteKeys {
-    urls: Option<Located<Vec<ControllerUrl>>>,
+    urls: Option<Located<Vec<ServerUrl>>>,
     tls: Option<CertificateFiles>,
     tls_location: Location,
 }
@@ -100,7 +100,7 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
             SourceChoice::Controller(url) => vec![url.clone()],
             _ => urls.map(|urls| urls.value).unwrap_or_default(),
         };
-        if let (Some(url), None) = (urls.iter().find(|url| matches!(url, ControllerUrl::Https { .. })), &tls) {
+        if let (Some(url), None) = (urls.iter().find(|url| matches!(url, ServerUrl::Https(_))), &tls) {
             top.reader.problem(&tls_location, format!("missing, expected `ca`, `cert` and `key`, which {url} needs"));
         }
         return SourceKeys::Remote(urls, tls);
@@ -128,7 +128,8 @@ fn check_socket(top: &Section<'_>, keys: &ControllerKeys, admin_listen: &Path) {
         top.problem_of("listen", "found no unix socket, and this gateway's own connection needs one; add unix:PATH");
     }
     if listen == Some(admin_listen) {
-        let message = format!("found unix:{}, which is `admin.listen` too; give each its own", admin_listen.display());
+        let message =
+            format!("found {}, which is `admin.listen` too; give each its own", ServerUrl::Unix(admin_listen.to_owned()));
         top.problem_of("listen", message);
     }
 }
@@ -166,7 +167,7 @@ fn refuse_controller_keys(top: &mut Section<'_>) {
     }
 }
 
-fn choose(top: &Section<'_>, choice: &SourceChoice, keys: &ControllerKeys, urls: Option<&Located<Vec<ControllerUrl>>>) -> Source {
+fn choose(top: &Section<'_>, choice: &SourceChoice, keys: &ControllerKeys, urls: Option<&Located<Vec<ServerUrl>>>) -> Source {
     let manifests = |dir: &PathBuf| Source::Manifests { dir: dir.clone(), status_dir: keys.status_dir.clone() };
     let kubernetes = |file: &PathBuf| Source::Kubernetes { kubeconfig: Some(file.clone()), namespace: keys.namespace.clone() };
     // Every source that the file names, with its key.

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use control::config::controller::{GATEWAY_KEYS, KEYS};
 use control::config::settings::{MaglevSeed, Source};
-use control::config::url::ControllerUrl;
 use control::config::yaml_tree::Value;
 use dataplane::{Link, Mac, PortIndex, TagKind, Vlan};
+use objects::scalar::url::ServerUrl;
 
 /// A valid file with two ports; tests replace and append lines.
 const BASE: &str = "\
@@ -388,15 +388,13 @@ fn a_flag_overrides_its_key_and_clashes_with_another() {
     let error = read_with(BASE, &SourceChoice::Kubeconfig("/k".into())).unwrap_err();
     assert!(error.contains("key `manifests`: found a second source beside the flag --kubeconfig"), "{error}");
     assert!(
-        read_with(BASE, &SourceChoice::Controller(ControllerUrl::Unix("/c".into())))
-            .unwrap_err()
-            .contains("found a second source")
+        read_with(BASE, &SourceChoice::Controller(ServerUrl::Unix("/c".into()))).unwrap_err().contains("found a second source")
     );
     let remote = BASE.replace("manifests: /m", "controller: {urls: ['unix:/c.sock']}");
     let error = read_with(&remote, &flag).unwrap_err();
     assert!(error.contains("key `controller.urls`: found a second source beside the flag --manifests"), "{error}");
-    let settings = read_with(&remote, &SourceChoice::Controller(ControllerUrl::Unix("/flag".into()))).unwrap();
-    assert_eq!(settings.source, StateSource::Remote(vec![ControllerUrl::Unix("/flag".into())], None));
+    let settings = read_with(&remote, &SourceChoice::Controller(ServerUrl::Unix("/flag".into()))).unwrap();
+    assert_eq!(settings.source, StateSource::Remote(vec![ServerUrl::Unix("/flag".into())], None));
     assert!(read_with(&remote, &SourceChoice::Replay("/flag".into())).is_ok());
 }
 

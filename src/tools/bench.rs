@@ -1,50 +1,33 @@
-//! `sluiced bench`: measures the forwarding engine without a NIC. The worker is that of the gateway. Frames come from a
-//! trace of all flows in random order; a random one in a hundred of the transmitted packets is verified in full, and
-//! every packet is accounted for.
-//!
-//! Figures of `--io mem` include the engine and the harness, which writes each frame into a buffer; those of `--io ring`
-//! the engine and DPDK's buffers and rings. The floor is the same harness around a loop that only swaps Ethernet
-//! addresses; each run measures it beside.
+//! `sluiced bench`: the package `bench`, with the listings of this gateway's admin API.
 
-mod account;
-mod error;
-mod frame;
-mod harness;
-mod measure;
-mod report;
-mod scenario;
-mod timing;
-mod trace;
-mod traffic;
-mod verify;
-mod worker_flows;
+use std::io;
+use std::sync::atomic::Ordering;
 
-pub use error::BenchError;
-pub use report::{Report, print};
+use bench::{BenchArgs, BenchError, FlowPages, ListedWorker};
 
-use crate::cli::{BenchArgs, BenchFamily};
+use crate::worker_threads::inquiries::{FlowPosition, Inquiries};
 
-/// Runs a measurement.
+/// Flows of a page, as `sluicectl flows` asks for them.
+const PAGE: usize = 1000;
+
+/// Measures, and prints the report.
 ///
 /// # Errors
-/// If options contradict each other, a core or DPDK is unavailable, or a packet is wrong or not accounted for.
-pub fn run(options: &BenchArgs) -> Result<Report, BenchError> {
-    scenario::validate(options)?;
-    if !core_affinity::set_for_current(core_affinity::CoreId { id: options.core }) {
-        return Err(BenchError::Core(options.core));
-    }
-    let options = &scenario::with_load(options);
-    let report = measure_family(options)?;
-    if !options.handover {
-        return Ok(report);
-    }
-    let without = measure_family(&BenchArgs { handover: false, ..options.clone() })?;
-    Ok(Report { without_handover_ns: Some(without.ns_per_packet), ..report })
+/// See [`bench::run`]; or `out` cannot be written.
+pub fn run(args: &BenchArgs, out: &mut impl io::Write) -> Result<(), BenchError> {
+    let report = bench::run(args, list_flows)?;
+    bench::print(&report, args.output, out)
 }
 
-fn measure_family(options: &BenchArgs) -> Result<Report, BenchError> {
-    match options.family {
-        BenchFamily::V4 => measure::measure::<u32>(options),
-        BenchFamily::V6 => measure::measure::<u128>(options),
-    }
+fn list_flows(ListedWorker { mailbox, explainer, snapshots }: ListedWorker) -> FlowPages {
+    let inquiries = Inquiries::new(vec![mailbox], explainer, snapshots);
+    let mut position = FlowPosition::FIRST;
+    Box::new(move |listed| {
+        let count = |_: usize, _: &_| {
+            listed.fetch_add(1, Ordering::Relaxed);
+            true
+        };
+        // While packets are verified the worker does not poll, and gives no answer.
+        position = inquiries.flows(position, PAGE, count).ok().flatten().unwrap_or(FlowPosition::FIRST);
+    })
 }

@@ -10,9 +10,7 @@ mod cores;
 mod devices;
 mod finding;
 mod memory;
-mod needs;
 mod network;
-mod root;
 mod unit;
 
 use std::io;
@@ -20,12 +18,8 @@ use std::io;
 use core_affinity::CoreId;
 
 pub use finding::{Finding, Level, is_ready, print};
-pub(in crate::tools) use memory::free_hugepages_mb;
-pub use needs::Needs;
-pub use root::Root;
-#[cfg(test)]
-pub(crate) use root::tests::Machine;
 
+use crate::machine::{Needs, Root};
 use crate::settings::Settings;
 use crate::worker_threads::{self, WorkerError};
 
@@ -67,8 +61,8 @@ pub fn examine(root: &Root, needs: &Needs, dpdk_version: &str, refused_cores: &[
 mod tests {
     use dpdk_sys::Device;
 
-    use super::root::tests::Machine;
     use super::*;
+    use crate::machine::Machine;
     use crate::settings::SourceChoice;
 
     #[test]

@@ -15,9 +15,9 @@ use std::process::Command;
 
 use dpdk_sys::pci::{self, Verdict};
 
-use super::doctor::{Needs, Root};
-use crate::cli::{DRIVERS, PrepareArgs};
+use crate::machine::{Needs, Root};
 use crate::settings::Settings;
+use crate::tools::cli::{DRIVERS, PrepareArgs};
 
 mod memory;
 mod step;
@@ -226,8 +226,8 @@ fn in_use(root: &Root, name: String) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::doctor::Machine;
     use super::*;
+    use crate::machine::Machine;
 
     const DEVICE: &str = "/sys/bus/pci/devices/0000:3b:00.0";
     const LISTED: &str = "/var/lib/sluice/prepared-devices";

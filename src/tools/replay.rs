@@ -27,8 +27,8 @@ pub use capture::CaptureError;
 pub use error::ReplayError;
 
 use crate::agent::zone::Zone;
-use crate::cli::ReplayArgs;
 use crate::settings::{Settings, SourceChoice, StateSource};
+use crate::tools::cli::ReplayArgs;
 use capture::MergedCaptures;
 use gateway::{Destination, Gateway};
 use outputs::CaptureOutputs;
@@ -144,7 +144,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::cli::{CaptureInput, OutputFormat};
+    use crate::tools::cli::{CaptureInput, OutputFormat};
 
     const CONFIG: &str = r#"
 name: edge-1

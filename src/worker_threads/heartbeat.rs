@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Load;
+use super::load::Load;
 
 /// The longest time between two observations.
 pub const OBSERVATION_INTERVAL: Duration = Duration::from_millis(500);

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use dpdk_port::{DpdkPort, Wakeup};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_error;
 
@@ -43,6 +44,15 @@ impl Sleep {
     pub fn wake_on(&mut self, readable: Arc<OwnedFd>) {
         if self.wake_on.try_push(readable).is_err() {
             self.at_most(Self::POLLED);
+        }
+    }
+
+    /// Ends the sleep when a packet arrives at a port, or after the time that it may wait where it wakes nobody.
+    pub fn wake_for(&mut self, port: &mut DpdkPort) {
+        match port.wakeup() {
+            Some(Wakeup::Readable(readable)) => self.wake_on(Arc::clone(readable)),
+            Some(Wakeup::Never) => self.at_most(Self::POLLED),
+            None => {}
         }
     }
 

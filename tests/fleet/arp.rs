@@ -117,7 +117,7 @@ mod tests {
     fn the_same_sender_asks_anew_later_and_repeated_announcements_are_one_takeover() {
         let rounds =
             [claim(0, 0, Some(1)), claim(5, 1, None), claim(2000, 1, Some(1)), claim(3000, 1, None), claim(3001, 1, Some(2))];
-        assert_eq!(double_answers(&rounds), []);
+        assert!(double_answers(&rounds).is_empty());
     }
 
     #[test]

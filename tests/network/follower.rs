@@ -9,7 +9,8 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Link, Mac, Network, PortIndex, Route, TagKind, Vlan};
 use ipnet::IpNet;
-use sluice::netlink::{AnsweredAddresses, FollowConfig, REQUESTS_MAX, follow};
+use sluice::agent::compile_loop::AnsweredAddresses;
+use sluice::netlink::{FollowConfig, REQUESTS_MAX, follow};
 use tokio::sync::watch;
 
 use crate::skip::skip;

@@ -111,10 +111,10 @@ pub(crate) fn full_folders(package: &Package) -> Vec<String> {
     folders_over_the_limit(package).into_iter().map(message).collect()
 }
 
-/// Folders of sources with too many modules side by side, and the names of these.
+/// Folders of sources with too many modules side by side, and the names of these. Modules that only tests use do not count.
 pub(crate) fn folders_over_the_limit(package: &Package) -> Vec<(String, Vec<String>)> {
     let mut folders: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (_, module) in package.files() {
+    for (_, module) in package.files().filter(|(_, module)| !module.is_for_tests) {
         if let Some(name) = module.path.last() {
             folders.entry(folder(module)).or_default().insert(name.clone());
         }

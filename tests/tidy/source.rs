@@ -57,7 +57,7 @@ pub(crate) struct Module {
     /// Product types that it defines, with their lines.
     pub types: Vec<(String, usize)>,
     /// Whether only tests use it (`cfg(any(test, ..))`).
-    is_for_tests: bool,
+    pub is_for_tests: bool,
 }
 
 /// One name that a `use` declaration brings in.

@@ -186,9 +186,11 @@ fn an_upward_import_is_an_offence() {
 
 #[test]
 fn a_thirteenth_module_in_a_folder_is_an_offence() {
-    let declared = |count: usize| (0..count).map(|n| format!("mod m{n};")).collect::<String>() + "#[cfg(test)] mod tests;";
+    let for_tests = "#[cfg(test)] mod tests; #[cfg(any(test, feature = \"testing\"))] pub mod testing;";
+    let declared = |count: usize| (0..count).map(|n| format!("mod m{n};")).collect::<String>() + for_tests;
     let folder = |count: usize| {
         let mut files = vec![("src/lib.rs".to_owned(), "mod full;".to_owned()), ("src/full/mod.rs".to_owned(), declared(count))];
+        files.push(("src/full/testing.rs".to_owned(), String::new()));
         files.extend((0..count).map(|n| (format!("src/full/m{n}.rs"), String::new())));
         let files: Vec<_> = files.iter().map(|(file, text)| (file.as_str(), text.as_str())).collect();
         rules::full_folders(&package(&files))

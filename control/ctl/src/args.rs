@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use objects::scalar::url::ServerUrl;
 use proto::limits::ADMIN_LISTEN;
 
-use crate::client::ServerUrl;
 use crate::convert::Product;
 use crate::routing::RoutingDaemon;
 
@@ -24,7 +24,8 @@ const PROTOCOLS: [&str; 3] = ["tcp", "udp", "sctp"];
 #[command(name = "sluicectl", version)]
 pub struct Arguments {
     /// The admin API of a gateway or a controller: unix:PATH, or https://HOST:PORT, which needs --ca, --cert and --key.
-    #[arg(long, global = true, help_heading = CONNECTION, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN)]
+    #[arg(long, global = true, help_heading = CONNECTION, value_name = "URL", env = "SLUICE_SERVER", default_value = ADMIN_LISTEN,
+        value_parser = ServerUrl::of_argument)]
     pub server: ServerUrl,
     /// PEM file of the authority of the server's certificate, for https.
     #[arg(long, global = true, help_heading = CONNECTION, value_name = "FILE", env = "SLUICE_CA")]
@@ -301,6 +302,8 @@ pub struct ListArguments {
 pub enum Output {
     /// A table for people.
     Table,
+    /// A table with more columns, where a list has more.
+    Wide,
     /// One array; with --watch, one object a line.
     Json,
     /// One list; with --watch, one document per object.

@@ -6,7 +6,6 @@ mod tls;
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use proto::limits::MESSAGE_BYTES_MAX;
 use proto::v1::admin_client::AdminClient;
@@ -14,55 +13,19 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
-use objects::scalar;
+use objects::scalar::url::{HostPort, ServerUrl};
 
 pub use error::ClientError;
 use error::{ANSWER_TIMEOUT, chain};
 use tls::CertificateFiles;
-
-/// The URL of an admin API.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServerUrl {
-    /// `unix:PATH`.
-    Unix(PathBuf),
-    /// `https://HOST:PORT`, without the brackets of an IPv6 address.
-    Https(String, u16),
-}
 
 /// A server to ask. Over TCP it needs our certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
     /// A socket of this machine.
     Unix(PathBuf),
-    /// Host and port.
-    Https(String, u16, Option<CertificateFiles>),
-}
-
-impl FromStr for ServerUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        const EXPECTED: &str = "expected unix:PATH or https://HOST:PORT";
-        if let Some(rest) = text.strip_prefix("https://") {
-            let (host, port) = rest.rsplit_once(':').ok_or(EXPECTED)?;
-            let port = port.parse().ok().filter(|port| *port > 0).ok_or(EXPECTED)?;
-            let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-            let is_host = |host: &str| rustls::pki_types::ServerName::try_from(host).is_ok();
-            return match bare {
-                Some(bare) if bare.contains(':') && is_host(bare) => Ok(Self::Https(bare.to_owned(), port)),
-                None if !host.contains(':') && is_host(host) => Ok(Self::Https(host.to_owned(), port)),
-                _ => Err(EXPECTED.to_owned()),
-            };
-        }
-        if text.starts_with("http://") {
-            return Err("over TCP the admin API has TLS only; write https://HOST:PORT".to_owned());
-        }
-        if !text.starts_with("unix:") {
-            return Err(EXPECTED.to_owned());
-        }
-        let here = std::env::current_dir().map_err(|error| format!("the current directory cannot be read: {error}"))?;
-        scalar::socket(text, &here).map(Self::Unix)
-    }
+    /// TCP with TLS.
+    Https(HostPort, Option<CertificateFiles>),
 }
 
 impl Server {
@@ -74,7 +37,7 @@ impl Server {
         };
         match url {
             ServerUrl::Unix(path) => Self::Unix(path.clone()),
-            ServerUrl::Https(host, port) => Self::Https(host.clone(), *port, files),
+            ServerUrl::Https(server) => Self::Https(server.clone(), files),
         }
     }
 
@@ -82,7 +45,7 @@ impl Server {
     pub(super) fn name(&self) -> String {
         match self {
             Self::Unix(path) => path.display().to_string(),
-            Self::Https(host, port, _) => format!("{host}:{port}"),
+            Self::Https(server, _) => server.to_string(),
         }
     }
 }
@@ -112,15 +75,15 @@ impl ClientError {
 pub(super) async fn connect(server: &Server) -> Result<AdminClient<Channel>, ClientError> {
     let path = match server {
         Server::Unix(path) => path,
-        Server::Https(host, port, files) => {
+        Server::Https(server, files) => {
             let files = files.as_ref().ok_or(ClientError::NoCertificates)?;
-            return Ok(AdminClient::new(tls::connect(host, *port, files).await?));
+            return Ok(AdminClient::new(tls::connect(server, files).await?));
         }
     };
     // The transport hides why a socket cannot be opened, so this opens it once before.
     drop(UnixStream::connect(path).await.map_err(|error| socket_error(path, error))?);
     let foreign = |error: tonic::transport::Error| ClientError::Foreign { server: server.name(), detail: chain(&error) };
-    let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).map_err(foreign)?;
+    let endpoint = Endpoint::from_shared(ServerUrl::Unix(path.clone()).to_string()).map_err(foreign)?;
     let channel = endpoint.connect_timeout(ANSWER_TIMEOUT).timeout(ANSWER_TIMEOUT).connect().await.map_err(foreign)?;
     Ok(AdminClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX))
 }

@@ -24,7 +24,7 @@ use proto::v1;
 
 use args::ConvertArguments;
 pub use args::{Arguments, Command, ListArguments, Output};
-pub use client::{ClientError, ServerUrl};
+pub use client::ClientError;
 use client::{Server, ask};
 use convert::convert;
 pub use convert::{ConvertError, Input, Product};

@@ -70,13 +70,13 @@ pub(super) async fn follow_by<R: Row>(
             writeln!(notes, "{}", silent_text(&silent_now))?;
         }
         match arguments.output {
-            Output::Table if is_first || now != shown => {
+            Output::Table | Output::Wide if is_first || now != shown => {
                 if screen.redraw {
                     out.write_all(CLEAR)?;
                 }
-                list(&now, Output::Table, out, notes)?;
+                list(&now, arguments.output, out, notes)?;
             }
-            Output::Table => {}
+            Output::Table | Output::Wide => {}
             output => {
                 for row in changed(&shown, &now) {
                     object(row, output, out)?;
@@ -91,8 +91,8 @@ pub(super) async fn follow_by<R: Row>(
 /// Prints a whole list. For an empty table it prints only the titles, and a note that there are none.
 fn list<R: Row>(rows: &[R], output: Output, out: &mut impl Write, notes: &mut impl Write) -> Result<(), CtlError> {
     match output {
-        Output::Table => {
-            out.write_all(table(rows).as_bytes())?;
+        Output::Table | Output::Wide => {
+            out.write_all(table(rows, output == Output::Wide).as_bytes())?;
             if rows.is_empty() {
                 writeln!(notes, "(none)")?;
             }
@@ -110,7 +110,9 @@ fn object<R: Row>(row: &R, output: Output, out: &mut impl Write) -> Result<(), C
             writeln!(out, "---")?;
             write_yaml(row, out)
         }
-        Output::Json | Output::Table => Ok(writeln!(out, "{}", serde_json::to_string(row).map_err(format_error)?)?),
+        Output::Json | Output::Table | Output::Wide => {
+            Ok(writeln!(out, "{}", serde_json::to_string(row).map_err(format_error)?)?)
+        }
     }
 }
 
@@ -124,10 +126,11 @@ pub(super) fn format_error(error: impl ToString) -> CtlError {
 }
 
 /// Formats aligned columns under their titles. If rows come from several gateways, the gateway is the first column.
-pub(super) fn table<R: Row>(rows: &[R]) -> String {
+pub(super) fn table<R: Row>(rows: &[R], is_wide: bool) -> String {
     let rows: Vec<Value> = rows.iter().map(R::shown).collect();
     let of_several = rows.iter().any(|row| row["gateway"] != rows[0]["gateway"]);
-    let titles: Vec<&str> = of_several.then_some("GATEWAY").into_iter().chain(R::TITLES.iter().copied()).collect();
+    let more = if is_wide { R::WIDE } else { &[] };
+    let titles: Vec<&str> = of_several.then_some("GATEWAY").into_iter().chain(R::TITLES.iter().chain(more).copied()).collect();
     let cells = |row: &Value| titles.iter().map(|title| cell(&row[field_of(title)])).collect();
     let header = titles.iter().map(ToString::to_string).collect();
     let lines: Vec<Vec<String>> = std::iter::once(header).chain(rows.iter().map(cells)).collect();

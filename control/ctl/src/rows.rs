@@ -18,6 +18,8 @@ pub(super) type Listed<R> = (Vec<R>, Vec<v1::Silent>);
 pub(super) trait Row: Serialize + Clone + PartialEq {
     /// Column titles of the table. A column shows the JSON field of its name: `RX-PACKETS` shows `rx_packets`.
     const TITLES: &'static [&'static str];
+    /// Titles of the columns that `-o wide` adds.
+    const WIDE: &'static [&'static str] = &[];
 
     /// Fetches all rows.
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status>;
@@ -131,6 +133,7 @@ impl Row for v1::FlowStatus {
 
 impl Row for v1::PortStatus {
     const TITLES: &'static [&'static str] = &["NAME", "DEVICE", "LINK", "RX-PACKETS", "TX-PACKETS", "RX-MISSED", "STEERING"];
+    const WIDE: &'static [&'static str] = &["DRIVER", "QUEUES", "DESCRIPTORS", "RX-MODE", "TX-MODE", "OFFLOADS", "RSS-TABLE"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_ports(v1::ListPortsRequest {}).await?.into_inner();
@@ -139,6 +142,22 @@ impl Row for v1::PortStatus {
 
     fn key(&self) -> impl PartialEq {
         (&self.name, &self.gateway)
+    }
+
+    /// What receives stands before what sends: `2/2`. Empty cells where there is no device.
+    fn shown(&self) -> Value {
+        let mut fields = serde_json::to_value(self).unwrap_or_default();
+        let (rx, tx) = (self.rx.clone().unwrap_or_default(), self.tx.clone().unwrap_or_default());
+        let pair = |rx: u32, tx: u32| if (rx, tx) == (0, 0) { String::new() } else { format!("{rx}/{tx}") };
+        fields["queues"] = pair(rx.queues, tx.queues).into();
+        fields["descriptors"] = pair(rx.descriptors, tx.descriptors).into();
+        fields["rx_mode"] = rx.burst_mode.into();
+        fields["tx_mode"] = tx.burst_mode.into();
+        fields["offloads"] = [rx.offloads, tx.offloads].concat().into();
+        if self.rss_table == 0 {
+            fields["rss_table"] = "".into();
+        }
+        fields
     }
 }
 
@@ -156,8 +175,20 @@ impl Row for v1::DropCount {
 }
 
 impl Row for v1::GatewayStatus {
-    const TITLES: &'static [&'static str] =
-        &["NAME", "READY", "GENERATION", "DRAINING", "LAST-SEEN", "VERSION", "FLOWS", "GROUPS", "SHADOWS", "LAG", "SESSIONS"];
+    const TITLES: &'static [&'static str] = &[
+        "NAME",
+        "READY",
+        "GENERATION",
+        "DRAINING",
+        "LAST-SEEN",
+        "VERSION",
+        "FLOWS",
+        "GROUPS",
+        "SHADOWS",
+        "LAG",
+        "SESSIONS",
+        "AWAITED-BY",
+    ];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_gateways(v1::ListGatewaysRequest {}).await?.into_inner().gateways, Vec::new()))
@@ -227,7 +258,8 @@ impl Row for v1::EventStatus {
 }
 
 impl Row for v1::PoolStatus {
-    const TITLES: &'static [&'static str] = &["NAME", "ADDRESSES", "TOTAL", "USED", "AVAILABLE", "CONFLICT", "UNANNOUNCED-BY"];
+    const TITLES: &'static [&'static str] =
+        &["NAME", "ADDRESSES", "TOTAL", "USED", "AVAILABLE", "CONFLICT", "UNANNOUNCED-BY", "AWAITED"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_pools(v1::ListPoolsRequest {}).await?.into_inner().pools, Vec::new()))
@@ -269,7 +301,7 @@ mod tests {
     fn every_column_shows_a_field() {
         fn check<R: Row + Default>() {
             let fields = R::default().shown();
-            for title in R::TITLES {
+            for title in R::TITLES.iter().chain(R::WIDE) {
                 assert!(fields.get(field_of(title)).is_some(), "{title}: {fields}");
             }
         }

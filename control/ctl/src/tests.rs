@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use canned::{CONFIG, Canned, serve};
 use clap::{CommandFactory as _, Parser};
+use objects::scalar::url::{HostPort, ServerUrl};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
@@ -74,12 +75,28 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),
-        "name device link rx_packets tx_packets rx_missed steering rss rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu gateway reason"
+        "name device link rx_packets tx_packets rx_missed steering rss rx_bytes tx_bytes rx_errors tx_errors speed_mbps mtu gateway reason \
+         driver rx queues descriptors burst_mode offloads tx queues descriptors burst_mode offloads rss_table"
     );
     let parsed: serde_json::Value = serde_json::from_str(&ports).unwrap();
     assert_eq!(parsed[0]["rx_packets"], serde_json::json!(u64::MAX));
     let (drops, _) = printed(Canned::default(), "drops --output json").await;
     assert_eq!(fields(&drops), "reason worker packets gateway reason worker packets gateway");
+}
+
+#[tokio::test]
+async fn a_wide_table_has_more_columns_where_the_list_has_more() {
+    let (ports, _) = printed(Canned::default(), "ports").await;
+    assert!(!ports.contains("DRIVER"), "{ports}");
+    let (ports, _) = printed(Canned::default(), "ports -o wide").await;
+    let (titles, row) = ports.split_once('\n').unwrap();
+    assert!(
+        titles.ends_with("DRIVER   QUEUES  DESCRIPTORS  RX-MODE      TX-MODE  OFFLOADS                 RSS-TABLE"),
+        "{ports}"
+    );
+    assert!(row.contains("net_ice  2/1     1024/512     Vector AVX2           RSS_HASH,MBUF_FAST_FREE  512"), "{ports}");
+    let (drops, _) = printed(Canned::default(), "drops -o wide").await;
+    assert_eq!(drops, printed(Canned::default(), "drops").await.0);
 }
 
 #[tokio::test]
@@ -236,13 +253,19 @@ async fn completion_and_version_need_no_server() {
 #[test]
 fn servers_are_unix_sockets_or_tls() {
     let parse = |server: &str| Arguments::try_parse_from(["sluicectl", "ports", "--server", server]);
+    let https = |host: &str, port| ServerUrl::Https(HostPort::new(host, port).unwrap());
     assert_eq!(parse("unix:/a").unwrap().server, ServerUrl::Unix("/a".into()));
-    assert_eq!(parse("https://a.example:1").unwrap().server, ServerUrl::Https("a.example".to_owned(), 1));
-    assert_eq!(parse("https://[2001:db8::1]:9").unwrap().server, ServerUrl::Https("2001:db8::1".to_owned(), 9));
+    assert_eq!(parse("https://a.example:1").unwrap().server, https("a.example", 1));
+    assert_eq!(parse("https://[2001:db8::1]:9").unwrap().server, https("2001:db8::1", 9));
     for wrong in ["https://a", "https://a:0", "https://2001:db8::1:9", "https://[a]:1", "/a", "unix:"] {
         assert_eq!(parse(wrong).unwrap_err().exit_code(), 2, "{wrong}");
     }
-    assert!(parse("http://a:1").unwrap_err().to_string().contains("TLS only; write https://"));
+    assert!(
+        parse("http://a:1")
+            .unwrap_err()
+            .to_string()
+            .contains("without TLS; over TCP both sides show certificates, so write https://")
+    );
 }
 
 #[tokio::test]
@@ -283,9 +306,9 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "gateways").await;
     assert_eq!(
         out,
-        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION  FLOWS  GROUPS  SHADOWS  LAG  SESSIONS\n\
+        "NAME    READY  GENERATION  DRAINING  LAST-SEEN             VERSION  FLOWS  GROUPS  SHADOWS  LAG  SESSIONS  AWAITED-BY\n\
          edge-1  yes    1700/4      no        2026-01-31T12:00:00Z  0.1.0    12     5/16    9        4ms  1/2\n\
-         edge-2  no                 yes                                      0\n"
+         edge-2  no                 yes                                      0                                      default\n"
     );
     let (out, _) = printed(Canned::default(), "gateways -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -301,7 +324,8 @@ async fn the_group_is_listed_with_the_fields_of_the_contract() {
     let (out, _) = printed(Canned::default(), "pools -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
     let pool = serde_json::json!({"name": "default", "addresses": ["192.0.2.0/24", "2001:db8::/64"],
-        "total": "18446744073709551872", "used": "1", "available": "18446744073709551871", "conflict": "", "unannounced_by": []});
+        "total": "18446744073709551872", "used": "1", "available": "18446744073709551871", "conflict": "", "unannounced_by": [],
+        "awaiting": "1", "awaited": ["edge-2"]});
     assert_eq!(parsed[0], pool);
     let (out, _) = printed(Canned::default(), "overrides -o json").await;
     let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();

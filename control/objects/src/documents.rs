@@ -9,7 +9,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::crd::AddressPool;
+use crate::service::unknown_fields;
+use crate::spelling;
 
+/// The kinds that are read.
+const KINDS: [&str; 5] = ["Service", "Node", "EndpointSlice", "AddressPool", "List"];
 /// Maximum length of a Kubernetes name, in characters.
 const NAME_MAX: usize = 253;
 
@@ -37,6 +41,8 @@ pub struct Document {
     pub object: Option<(ServiceName, Object)>,
     /// Fields without effect.
     pub notes: Vec<String>,
+    /// The paths of unknown fields, which `notes` name, too.
+    pub unknown: Vec<String>,
 }
 
 impl Document {
@@ -164,24 +170,24 @@ fn is_blank(line: &str) -> bool {
 }
 
 fn document(written: Written<'_>, header: &Header) -> Result<Document, DocumentError> {
-    let mut notes = Vec::new();
+    let (mut notes, mut unknown) = (Vec::new(), Vec::new());
     let object = match (header.api_version.as_str(), header.kind.as_str()) {
         ("v1", "Service") => {
-            let (name, service) = named::<Service>(written, &mut notes)?;
+            let (name, service) = named::<Service>(written, &mut unknown)?;
             Some((name, Object::Service(Box::new(Service { status: None, ..service }))))
         }
         ("discovery.k8s.io/v1", "EndpointSlice") => {
-            let (name, slice) = named(written, &mut notes)?;
+            let (name, slice) = named(written, &mut unknown)?;
             Some((name, Object::Slice(Box::new(slice))))
         }
         ("sluice.dev/v1beta1", "AddressPool") => {
-            let (name, mut pool) = named::<AddressPool>(written, &mut notes)?;
+            let (name, mut pool) = named::<AddressPool>(written, &mut unknown)?;
             pool.metadata.namespace = None;
             pool.status = None;
             Some((name, Object::Pool(Box::new(pool))))
         }
         ("v1", "Node") => {
-            let (name, mut node) = named::<Node>(written, &mut notes)?;
+            let (name, mut node) = named::<Node>(written, &mut unknown)?;
             node.metadata.namespace = None;
             Some((name, Object::Node(Box::new(node))))
         }
@@ -189,18 +195,25 @@ fn document(written: Written<'_>, header: &Header) -> Result<Document, DocumentE
             return Err(written.error("expected apiVersion and kind, as in `apiVersion: v1`, `kind: Service`".to_owned()));
         }
         (version, kind) => {
+            let meant = spelling::nearest(kind, KINDS).filter(|known| *known != kind);
+            let meant = meant.map(|known| format!(", did you mean `{known}`?")).unwrap_or_default();
             notes.push(format!(
-                "{kind} of {version} has no effect; Service and Node (v1), EndpointSlice (discovery.k8s.io/v1), AddressPool \
-                 (sluice.dev/v1beta1) and a List (v1) of them are read"
+                "{kind} of {version} has no effect{meant}; Service and Node (v1), EndpointSlice (discovery.k8s.io/v1), \
+                 AddressPool (sluice.dev/v1beta1) and a List (v1) of them are read"
             ));
             None
         }
     };
+    let message: fn(&str) -> String = match object {
+        Some((_, Object::Service(_))) => unknown_fields::message,
+        _ => |field| format!("field {field} is unknown and has no effect; check its spelling"),
+    };
+    notes.extend(unknown.iter().map(|field| message(field)));
     let (number, item) = match written {
         Written::Document(number, _) => (number, None),
         Written::Item { number, item, .. } => (number, Some(item)),
     };
-    Ok(Document { number, item, object, notes })
+    Ok(Document { number, item, object, notes, unknown })
 }
 
 /// Parses the text of a document. An error has its line, or `first_line`, and a message.
@@ -225,17 +238,15 @@ fn parse<T: DeserializeOwned>(number: usize, part: &DocumentText) -> Result<T, D
     from_yaml(&part.text, part.first_line).map_err(|(line, message)| DocumentError { number, line, message })
 }
 
-/// Parses an object and its name, with a note for every unknown field, so that a misspelt restriction is noticed.
+/// Parses an object and its name, with the path of every unknown field, so that a misspelt restriction is noticed.
 fn named<K: Resource + DeserializeOwned + serde::Serialize>(
     written: Written<'_>,
-    notes: &mut Vec<String>,
+    unknown: &mut Vec<String>,
 ) -> Result<(ServiceName, K), DocumentError> {
     let mut object: K = written.parse()?;
     let value: Value = written.parse()?;
     if let Ok(read) = serde_json::to_value(&object) {
-        let mut lost = Vec::new();
-        lost_fields(&value, &read, "", &mut lost);
-        notes.extend(lost.into_iter().map(|field| format!("field {field} is unknown and has no effect; check its spelling")));
+        lost_fields(&value, &read, "", unknown);
     }
     let name = name(object.meta()).map_err(|message| written.error(message))?;
     *object.meta_mut() = own(object.meta());
@@ -390,6 +401,7 @@ mod tests {
     fn a_misspelt_field_is_noted() {
         let read = documents(&format!("{SERVICE}  sessionAffinty: ClientIP\n")).unwrap();
         assert!(read[0].notes[0].contains("spec.sessionAffinty"), "{:?}", read[0].notes);
+        assert_eq!(read[0].unknown, ["spec.sessionAffinty"]);
     }
 
     #[test]
@@ -397,6 +409,8 @@ mod tests {
         let deployment = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\n";
         let read = documents(deployment).unwrap();
         assert!(read[0].object.is_none() && read[0].notes[0].contains("Deployment"));
+        let misspelt = documents(&SERVICE.replace("kind: Service", "kind: Servcie")).unwrap();
+        assert!(misspelt[0].notes[0].contains("did you mean `Service`?"), "{misspelt:?}");
         let pool = "apiVersion: sluice.dev/v1beta1\nkind: AddressPool\nmetadata: {name: a}\nspec: {addresses: [192.0.2.1], avoidBuggyIPs: true}\n";
         let read = documents(pool).unwrap().remove(0);
         assert!(read.notes.is_empty(), "{:?}", read.notes);

@@ -1,16 +1,14 @@
 //! Scalar values of the configuration, each with its parser and its canonical form.
 
+pub mod url;
+
 use std::fmt;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use proto::Scheduler;
 
 use crate::crd::CLASS_CHARS_MAX;
-
-/// Bytes of a unix socket path that fit `sockaddr_un` on Linux: 108 with the terminating zero.
-pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Bytes of a label's value, and of its key without the prefix, that Kubernetes allows.
 const LABEL_BYTES_MAX: usize = 63;
@@ -72,22 +70,6 @@ impl fmt::Display for DurationText {
             None => write!(f, "{ms}ms"),
         }
     }
-}
-
-/// Parses `unix:PATH`; a relative path is relative to `base`.
-///
-/// # Errors
-/// What is expected instead, as the end of a message after "found X, ".
-pub fn socket(text: &str, base: &Path) -> Result<PathBuf, String> {
-    let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) else {
-        return Err("expected unix:PATH".to_owned());
-    };
-    let path = base.join(path);
-    let bytes = path.as_os_str().len();
-    if bytes > SOCKET_PATH_BYTES_MAX {
-        return Err(format!("{bytes} bytes; expected a path of at most {SOCKET_PATH_BYTES_MAX} bytes, which is Linux's limit"));
-    }
-    Ok(path)
 }
 
 /// The format that [`is_class`] accepts.
@@ -174,18 +156,6 @@ mod tests {
     fn durations_are_written_in_the_largest_exact_unit() {
         let written = |ms| DurationText(Duration::from_millis(ms)).to_string();
         assert_eq!([written(0), written(1500), written(90_000), written(7_200_000)], ["0ms", "1500ms", "90s", "2h"]);
-    }
-
-    #[test]
-    fn sockets_are_unix_paths_that_fit_linux() {
-        let base = Path::new("/etc/sluice");
-        assert_eq!(socket("unix:/run/a.sock", base), Ok(PathBuf::from("/run/a.sock")));
-        assert_eq!(socket("unix:a.sock", base), Ok(PathBuf::from("/etc/sluice/a.sock")));
-        assert!(socket("127.0.0.1:80", base).unwrap_err().contains("unix:PATH"));
-        assert!(socket("unix:", base).is_err());
-        let longest = format!("unix:/{}", "x".repeat(106));
-        assert!(socket(&longest, base).is_ok());
-        assert!(socket(&format!("{longest}x"), base).unwrap_err().contains("at most 107"));
     }
 
     proptest! {

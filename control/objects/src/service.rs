@@ -11,6 +11,7 @@ use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
 use proto::{AffinityScope, Family, Protocol, ServiceName};
 
 use crate::note::{self, Cause, Remark};
+use crate::spelling;
 use crate::used::UsedService;
 
 mod affinity;
@@ -20,6 +21,7 @@ pub mod foreign;
 mod owned;
 mod source_ranges;
 mod spec;
+pub(crate) mod unknown_fields;
 
 use affinity::affinity;
 pub use error::{NotServable, SpecError, Unread};
@@ -172,6 +174,9 @@ impl TryFrom<&Service> for Candidate {
             Some("ExternalName") => {
                 return Err(not_ours("type ExternalName has no frontend, only a name", is_expected || has_external_ips));
             }
+            // An API server refuses other words, so this one is in a file.
+            Some(other) if !["", "ClusterIP"].contains(&other) => meant_kind(other)
+                .ok_or_else(|| not_ours("its type is none of LoadBalancer, NodePort, ClusterIP and ExternalName", true))?,
             _ if has_external_ips => Kind::ClusterIp,
             _ if fields.cluster_ip.as_deref() == Some("None") => {
                 return Err(not_ours("a headless Service (clusterIP: None) has no frontend", is_expected));
@@ -198,7 +203,19 @@ impl TryFrom<&Service> for Candidate {
     }
 }
 
+/// The kind that a misspelt type stands for. The Service is refused, as one of this kind.
+fn meant_kind(found: &str) -> Option<Kind> {
+    let known = [("LoadBalancer", Kind::LoadBalancer), ("NodePort", Kind::NodePort)];
+    let meant = spelling::nearest(found, ["LoadBalancer", "NodePort", "ClusterIP", "ExternalName"])?;
+    known.into_iter().find_map(|(name, kind)| (name == meant).then_some(kind))
+}
+
 fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<ServiceSpec, SpecError> {
+    if let Some(other) = fields.type_.as_deref()
+        && !["", "ClusterIP", "LoadBalancer", "NodePort"].contains(&other)
+    {
+        return Err(word("spec.type", other, "LoadBalancer, NodePort, ClusterIP or ExternalName"));
+    }
     if fields.cluster_ip.as_deref() == Some("None") {
         return Err(SpecError::Headless);
     }
@@ -541,6 +558,22 @@ mod tests {
         let headless =
             wanted_of(serde_json::json!({"type": "NodePort", "clusterIP": "None", "ports": [{"port": 80, "nodePort": 30080}]}));
         assert_eq!(headless, Err(SpecError::Headless));
+    }
+
+    #[test]
+    fn a_misspelt_type_refuses_the_service_and_an_unknown_one_is_marked_as_expected() {
+        for (found, kind) in [("Loadbalancer", Kind::LoadBalancer), ("nodePort", Kind::NodePort)] {
+            let read = Candidate::try_from(&service(&serde_json::json!({"type": found, "ports": [{"port": 80}]}))).unwrap();
+            assert_eq!(read.kind, kind);
+            let message = read.wanted.unwrap_err().refusal().message;
+            assert!(message.contains(found) && message.contains("expected LoadBalancer"), "{message}");
+        }
+        for found in ["Frobnicator", "ClusterIp"] {
+            let error = Candidate::try_from(&service(&serde_json::json!({"type": found}))).unwrap_err();
+            assert!(matches!(error, NotServable::NotOurs { is_expected: true, .. }), "{error:?}");
+        }
+        let plain = Candidate::try_from(&service(&serde_json::json!({"type": "", "ports": [{"port": 80}]}))).unwrap_err();
+        assert!(matches!(plain, NotServable::NotOurs { is_expected: false, .. }), "{plain:?}");
     }
 
     #[test]

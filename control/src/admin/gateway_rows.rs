@@ -10,9 +10,10 @@ use objects::text;
 use proto::{Announce, FleetStatus, Generation, Pool, State, VipElection, v1, vip_group};
 
 use crate::gateways::registry::{Gateway, Gateways};
+use crate::plan::addresses::PoolUse;
 
-/// Connected and recently disconnected gateways, by name.
-pub(super) fn gateways(gateways: &Gateways, epoch: Option<&str>) -> Vec<v1::GatewayStatus> {
+/// Connected and recently disconnected gateways, and those that pools wait for, by name.
+pub(super) fn gateways(gateways: &Gateways, pools: &[PoolUse], epoch: Option<&str>) -> Vec<v1::GatewayStatus> {
     let connected = newest(gateways).into_values().map(|gateway| connected(gateway, gateways, epoch));
     let disconnected = gateways.disconnected().iter().map(|(name, seen)| v1::GatewayStatus {
         name: name.clone(),
@@ -20,9 +21,15 @@ pub(super) fn gateways(gateways: &Gateways, epoch: Option<&str>) -> Vec<v1::Gate
         last_seen: written(*seen),
         ..v1::GatewayStatus::default()
     });
-    let mut all: Vec<_> = connected.chain(disconnected).collect();
-    all.sort_by(|a, b| a.name.cmp(&b.name));
-    all
+    let mut all: BTreeMap<String, v1::GatewayStatus> = connected.chain(disconnected).map(|row| (row.name.clone(), row)).collect();
+    for pool in pools {
+        for name in &pool.awaited {
+            // One that was not connected since this controller leads is known from its object only.
+            let unseen = || v1::GatewayStatus { name: name.clone(), draining: gateways.is_drained(name), ..Default::default() };
+            all.entry(name.clone()).or_insert_with(unseen).awaited_by.push(pool.state.name.clone());
+        }
+    }
+    all.into_values().collect()
 }
 
 /// The connected gateways by name. Of one that reconnects, the last connection is in use.
@@ -141,6 +148,7 @@ mod tests {
 
     use super::*;
     use crate::gateways::registry::{Connection, Report};
+    use crate::plan::pools::PoolState;
 
     fn connect(gateways: &watch::Sender<Gateways>, name: &str, fleet: FleetStatus) -> Connection {
         let connection = Connection::open(gateways, name, "0.1.0", Vec::new());
@@ -239,7 +247,7 @@ mod tests {
         };
         let _connection = connect(&gateways, "edge-1", fleet);
         let _older = Connection::open(&gateways, "edge-2", "0.0.9", Vec::new());
-        let rows = super::gateways(&gateways.borrow(), Some("e"));
+        let rows = super::gateways(&gateways.borrow(), &[], Some("e"));
         let row = &rows[0];
         assert_eq!((row.groups_owned, row.groups, &row.owned_groups[..], row.takeovers), (2, 16, &[0, 1][..], 4));
         assert_eq!((row.partners.len(), row.partners_in_sync, row.lag_ms), (2, 1, Some(3)));
@@ -248,7 +256,23 @@ mod tests {
         assert_eq!(row.sessions[0].since, "2026-01-31T12:00:00Z");
         assert_eq!((rows[1].groups, rows[1].sessions.len()), (0, 0));
         drop(_connection);
-        let gone = &super::gateways(&gateways.borrow(), None)[0];
+        let gone = &super::gateways(&gateways.borrow(), &[], None)[0];
         assert_eq!((gone.name.as_str(), gone.ready, gone.groups), ("edge-1", false, 0));
+    }
+
+    #[test]
+    fn gateways_that_freed_addresses_wait_for_name_the_pools() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let _one = connect(&gateways, "edge-1", FleetStatus::default());
+        drop(connect(&gateways, "edge-2", FleetStatus::default()));
+        let pool = |name: &str, awaited: &[&str]| PoolUse {
+            state: PoolState { name: name.to_owned(), ..PoolState::default() },
+            awaited: awaited.iter().map(|name| (*name).to_owned()).collect(),
+            ..PoolUse::default()
+        };
+        let pools = [pool("a", &["edge-2", "edge-3"]), pool("b", &[]), pool("c", &["edge-2"])];
+        let rows = super::gateways(&gateways.borrow(), &pools, None);
+        let rows: Vec<_> = rows.iter().map(|row| (row.name.as_str(), row.awaited_by.join(","))).collect();
+        assert_eq!(rows, [("edge-1", String::new()), ("edge-2", "a,c".to_owned()), ("edge-3", "a".to_owned())]);
     }
 }

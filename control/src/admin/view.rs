@@ -96,7 +96,7 @@ impl View {
         self.leads()?;
         let epoch = self.state().map(|state| state.generation.epoch.clone());
         let gateways = self.gateways.borrow();
-        Ok(v1::ListGatewaysResponse { gateways: gateway_rows::gateways(&gateways, epoch.as_deref()) })
+        Ok(v1::ListGatewaysResponse { gateways: gateway_rows::gateways(&gateways, &self.pools.borrow().uses, epoch.as_deref()) })
     }
 
     /// Every VIP, with the gateways that answer for it or announce it.
@@ -128,6 +128,8 @@ impl View {
                 .flatten()
                 .map(str::to_owned)
                 .collect(),
+            awaiting: pool.text_of(|figures| figures.awaiting),
+            awaited: pool.awaited.clone(),
         };
         Ok(v1::ListPoolsResponse { pools: self.pools.borrow().uses.iter().map(status).collect() })
     }

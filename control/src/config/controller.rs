@@ -18,6 +18,7 @@ use super::pools::LocatedRange;
 use super::problem::{Invalid, Located};
 use super::section::{Field, Reader, Section, alternatives};
 use crate::config::settings::{AdminListen, ClaimClassless, ControllerSettings, Defaults, MaglevSeed, OwnershipRules, Source};
+use objects::scalar::url::ServerUrl;
 use objects::scalar::{CLASS_EXPECTED, DurationText, is_class, is_dns_label, scheduler};
 
 /// Every top-level key that belongs to the controller and not to the gateway.
@@ -279,7 +280,8 @@ impl ControllerFile {
         let logs = Logs::take(&mut top);
         let admin_listen = super::listen::take_admin(&mut top, CONTROLLER_ADMIN_LISTEN);
         if keys.settings.listen.unix.as_ref() == Some(&admin_listen.unix) {
-            let message = format!("found unix:{}, which is `listen` too; give each its own", admin_listen.unix.display());
+            let message =
+                format!("found {}, which is `listen` too; give each its own", ServerUrl::Unix(admin_listen.unix.clone()));
             top.section("admin").problem(message);
         }
         let metrics = take_metrics(&mut top);

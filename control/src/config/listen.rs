@@ -10,8 +10,8 @@ use super::key_values::KeyValues;
 use super::problem::Location;
 use super::section::{Field, Section};
 use crate::config::settings::{AdminListen, CertificateFiles, Certificates, Listen, ListenTcp};
-use crate::config::url::ControllerUrl;
-use objects::scalar::{self, is_dns_name};
+use objects::scalar::is_dns_name;
+use objects::scalar::url::{REMOTE_EXPECTED, SERVER_EXPECTED, ServerUrl, default_socket, socket};
 
 const EXPECTED: &str = "unix:PATH, IP:PORT or [IP]:PORT";
 
@@ -28,7 +28,7 @@ pub(super) fn take(top: &mut Section<'_>) -> Listen {
     let (mut unix, tcp) = take_addresses(field.as_ref(), &top.reader.base());
     let (certificates, tls_location) = take_certificates(top);
     let advertise = top.field("advertise");
-    let advertise = advertise.and_then(|field| Some((field.location.clone(), field.try_parse("https://HOST:PORT", str::parse)?)));
+    let advertise = advertise.and_then(|field| Some((field.location.clone(), field.try_parse(REMOTE_EXPECTED, str::parse)?)));
     let no_effect = |location: &Location| {
         top.reader.problem(
             location,
@@ -55,7 +55,7 @@ pub(super) fn take(top: &mut Section<'_>) -> Listen {
         }
     };
     if unix.is_none() && tcp.is_none() {
-        unix = Some(PathBuf::from(CONFIG_LISTEN.trim_start_matches("unix:")));
+        unix = Some(default_socket(CONFIG_LISTEN));
     }
     Listen { unix, tcp }
 }
@@ -67,7 +67,7 @@ fn take_addresses(field: Option<&Field<'_>>, base: &Path) -> (Option<PathBuf>, O
         let parse = |text: &str| match text.parse::<SocketAddr>() {
             Ok(address) if address.port() == 0 => Err("expected a port from 1 to 65535".to_owned()),
             Ok(address) => Ok(Address::Tcp(address)),
-            Err(_) if text.starts_with("unix:") => scalar::socket(text, base).map(Address::Unix),
+            Err(_) if text.starts_with("unix:") => socket(text, base).map(Address::Unix).map_err(|error| error.to_string()),
             Err(_) => Err(format!("expected {EXPECTED}")),
         };
         let second = match item.try_parse(EXPECTED, parse) {
@@ -83,7 +83,7 @@ fn take_addresses(field: Option<&Field<'_>>, base: &Path) -> (Option<PathBuf>, O
 }
 
 /// Reads key `admin`; `default` is the socket if the key names none.
-pub fn take_admin(top: &mut Section<'_>, default: &str) -> AdminListen {
+pub fn take_admin(top: &mut Section<'_>, default: &'static str) -> AdminListen {
     let mut section = top.section("admin");
     let field = section.field("listen");
     let (unix, address) = take_addresses(field.as_ref(), &section.reader.base());
@@ -105,7 +105,7 @@ pub fn take_admin(top: &mut Section<'_>, default: &str) -> AdminListen {
     }
     tls.finish();
     section.finish();
-    AdminListen { unix: unix.unwrap_or_else(|| default.trim_start_matches("unix:").into()), tcp: address.zip(files) }
+    AdminListen { unix: unix.unwrap_or_else(|| default_socket(default)), tcp: address.zip(files) }
 }
 
 /// Reports keys whose TCP addresses cannot be listened on together. Of two keys the one that comes later is reported.
@@ -143,7 +143,7 @@ fn line_of(section: &mut Section<'_>, key: &'static str) -> usize {
 /// Key `admin` with its values.
 #[must_use]
 pub fn admin_key_values(listen: &AdminListen) -> KeyValues {
-    let unix = format!("unix:{}", listen.unix.display());
+    let unix = ServerUrl::Unix(listen.unix.clone()).to_string();
     match &listen.tcp {
         None => KeyValues::default().with("listen", unix).section("tls", KeyValues::default()),
         Some((address, files)) => {
@@ -189,7 +189,7 @@ pub fn take_files(section: &mut Section<'_>) -> Option<CertificateFiles> {
 
 /// The three keys with their values.
 pub(super) fn key_values(listen: &Listen) -> KeyValues {
-    let unix = listen.unix.iter().map(|path| format!("unix:{}", path.display()));
+    let unix = listen.unix.iter().map(|path| ServerUrl::Unix(path.clone()).to_string());
     let all: Vec<_> = unix.chain(listen.tcp.iter().map(|tcp| tcp.address.to_string())).collect();
     let keys = match all.as_slice() {
         [one] => KeyValues::default().with("listen", one),
@@ -210,6 +210,6 @@ pub fn files_key_values(CertificateFiles { ca, cert, key }: &CertificateFiles) -
 }
 
 /// Reads the URL of a controller, as a gateway dials it.
-pub fn take_url(field: &Field<'_>, base: &Path) -> Option<ControllerUrl> {
-    field.try_parse("unix:PATH or https://HOST:PORT", |text| ControllerUrl::parse(text, base))
+pub fn take_url(field: &Field<'_>, base: &Path) -> Option<ServerUrl> {
+    field.try_parse(SERVER_EXPECTED, |text| ServerUrl::parse(text, base))
 }

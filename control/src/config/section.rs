@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::problem::{Invalid, Located, Location, Problem};
 use super::yaml_tree::{self, Entry, Node, Value};
-use objects::scalar::{self, DurationText};
+use objects::scalar::DurationText;
 use objects::spelling;
 
 /// Message about values of features that are not built yet.
@@ -324,7 +324,7 @@ impl<'a> Section<'a> {
     pub fn duration(&mut self, key: &'static str, limits: RangeInclusive<Duration>, default: Duration) -> Duration {
         let (first, last) = (DurationText(*limits.start()), DurationText(*limits.end()));
         let expected = format!("a duration from {first} to {last}, such as 500ms, 1s, 15m or 2h");
-        let parse = |text: &str| scalar::duration(text).filter(|d| limits.contains(d));
+        let parse = |text: &str| objects::scalar::duration(text).filter(|d| limits.contains(d));
         self.parse(key, expected, parse).unwrap_or(default)
     }
 
@@ -352,13 +352,6 @@ impl<'a> Section<'a> {
             None => {}
         }
         default
-    }
-
-    /// The path of a `unix:PATH`.
-    pub fn socket(&mut self, key: &'static str, default: &str) -> PathBuf {
-        let base = self.reader.base();
-        let read = self.field(key).and_then(|field| field.try_parse("unix:PATH", |text| scalar::socket(text, &base)));
-        read.unwrap_or_else(|| PathBuf::from(default.trim_start_matches("unix:")))
     }
 
     /// A path; relative paths start at [`Reader::base`].

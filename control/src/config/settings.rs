@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::url::ControllerUrl;
 use ipnet::IpNet;
 use kube::core::Selector;
+use objects::scalar::url::{HostPort, ServerUrl};
 use proto::{GatewayProfile, HealthCheck, Mode, Scheduler};
 
 use objects::PoolSpec;
@@ -58,7 +58,7 @@ pub struct ListenTcp {
     /// Key `tls`: without it nothing listens on TCP.
     pub certificates: Certificates,
     /// Key `advertise`: the URL under which gateways reach this controller and no other.
-    pub advertise: Option<ControllerUrl>,
+    pub advertise: Option<ServerUrl>,
 }
 
 /// Where gateways are served: on one or both.
@@ -85,11 +85,8 @@ impl Listen {
         let Some(tcp) = &mut self.tcp else {
             return Err("key `listen` has no TCP address that could be advertised; add one, or leave the option out".to_owned());
         };
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let url = ControllerUrl::Https { host: bare.to_owned(), port: tcp.address.port() };
-        let valid = url.to_string().parse::<ControllerUrl>();
-        let valid = valid.map_err(|_| format!("found `{host}`, expected a name or an address, without a port"))?;
-        tcp.advertise.get_or_insert(valid);
+        let server = HostPort::new(host, tcp.address.port()).map_err(|error| error.to_string())?;
+        tcp.advertise.get_or_insert(ServerUrl::Https(server));
         Ok(())
     }
 

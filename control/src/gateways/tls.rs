@@ -12,6 +12,7 @@ mod identity;
 mod material;
 mod operator;
 pub mod secret;
+mod validity;
 mod verify;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ pub use identity::{CONTROLLER, Identity, identities};
 use material::Parsed;
 pub use material::{Material, TlsError};
 pub use operator::{Operator, Role};
+pub use validity::Validity;
 use verify::ControllerVerifier;
 
 /// ALPN name of HTTP/2.

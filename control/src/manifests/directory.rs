@@ -10,6 +10,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use proto::ServiceName;
 
 use crate::world::change::Change;
+use objects::ReadService;
 use objects::crd::AddressPool;
 use objects::documents::{Document, Object, documents};
 
@@ -49,6 +50,8 @@ pub struct Objects {
     pub nodes: BTreeMap<String, Node>,
     /// By name.
     pub pools: BTreeMap<String, AddressPool>,
+    /// Paths of the unknown fields of Services.
+    pub unknown_fields: BTreeMap<ServiceName, Vec<String>>,
 }
 
 impl Objects {
@@ -56,8 +59,13 @@ impl Objects {
     /// namespaces are known by the names in Services.
     #[must_use]
     pub fn into_changes(self) -> [Change; 6] {
+        let read = |(name, service): (ServiceName, Service)| {
+            let mut read = ReadService::from(service);
+            self.unknown_fields.get(&name).into_iter().for_each(|fields| read.note_unknown_fields(fields));
+            read
+        };
         [
-            Change::ServicesReplaced(self.services.into_values().map(Into::into).collect()),
+            Change::ServicesReplaced(self.services.into_iter().map(read).collect()),
             Change::SlicesReplaced(self.slices.into_values().map(Into::into).collect()),
             Change::NamespacesReplaced(Vec::new()),
             Change::GatewaysReplaced(BTreeMap::new()),
@@ -116,6 +124,11 @@ impl Directory {
         self.files.values().all(|file| file.was_read)
     }
 
+    /// Of each file that could not be read last, its path and why.
+    pub fn errors(&self) -> impl Iterator<Item = String> {
+        self.files.iter().filter_map(|(path, file)| Some(format!("{}: {}", path.display(), file.error.as_ref()?)))
+    }
+
     fn list(&self) -> io::Result<BTreeSet<PathBuf>> {
         let mut paths = BTreeSet::new();
         for entry in std::fs::read_dir(&self.path)? {
@@ -133,9 +146,9 @@ impl Directory {
     fn merge(&self, notes: &mut Vec<String>) -> Objects {
         let mut objects = Objects::default();
         let mut owners: BTreeMap<(&'static str, ServiceName), String> = BTreeMap::new();
+        notes.extend(self.errors());
         for (path, file) in &self.files {
             let place = path.display();
-            notes.extend(file.error.iter().map(|error| format!("{place}: {error}")));
             for document in &file.documents {
                 let part = document.place();
                 notes.extend(document.notes.iter().map(|note| format!("{place}: {part}: {note}")));
@@ -152,7 +165,12 @@ impl Directory {
                 }
                 owners.insert((kind, name.clone()), format!("{place} ({part})"));
                 match object {
-                    Object::Service(service) => drop(objects.services.insert(name.clone(), (**service).clone())),
+                    Object::Service(service) => {
+                        objects.services.insert(name.clone(), (**service).clone());
+                        if !document.unknown.is_empty() {
+                            objects.unknown_fields.insert(name.clone(), document.unknown.clone());
+                        }
+                    }
                     Object::Slice(slice) => drop(objects.slices.insert(name.clone(), (**slice).clone())),
                     Object::Node(node) => drop(objects.nodes.insert(name.name.clone(), (**node).clone())),
                     Object::Pool(pool) => drop(objects.pools.insert(name.name.clone(), (**pool).clone())),
@@ -336,6 +354,24 @@ mod tests {
         let (objects, notes) = Directory::new(dir.path().to_owned()).read().unwrap();
         assert_eq!(ports(&objects.unwrap()), [("web".to_owned(), 80)]);
         assert!(notes[0].contains("b.yaml") && notes[0].contains("a.yaml"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_misspelt_restriction_in_a_file_refuses_its_service() {
+        let dir = tempfile::tempdir().unwrap();
+        let refusal = |text: &str| {
+            fs::write(dir.path().join("a.yaml"), text).unwrap();
+            let (objects, notes) = Directory::new(dir.path().to_owned()).read().unwrap();
+            let [Change::ServicesReplaced(services), ..] = objects.unwrap().into_changes() else { panic!("not first") };
+            let wanted = services[0].candidate.as_ref().unwrap().wanted.clone();
+            (wanted.err().map(|error| error.to_string()), notes)
+        };
+        let text = service("web", 80);
+        assert_eq!(refusal(&text), (None, Vec::new()));
+        let (why, notes) = refusal(&text.replace("ports:", "loadBalancerSourceRange: [192.0.2.0/24], ports:"));
+        assert!(why.unwrap().contains("did you mean `loadBalancerSourceRanges`?") && notes.len() == 1, "{notes:?}");
+        let (why, notes) = refusal(&text.replace("LoadBalancer", "Loadbalancer"));
+        assert!(why.unwrap().contains("spec.type is \"Loadbalancer\"") && notes.is_empty(), "{notes:?}");
     }
 
     #[test]

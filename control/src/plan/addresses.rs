@@ -26,7 +26,7 @@ mod holders;
 mod search;
 
 pub use account::{Figures, PoolUse};
-pub use claim::{Allocation, Claim, FamilyAddress, OtherInstallation, Rules};
+pub use claim::{Allocation, Claim, FamilyAddress, OtherInstallation, Rules, absence};
 pub use freed::FREED_ADDRESS_KEPT;
 
 use claim::refuses;

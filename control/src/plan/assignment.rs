@@ -250,7 +250,7 @@ impl Assignment {
         if *self.gateway_pools != gateway_pools {
             self.gateway_pools = Arc::new(gateway_pools);
         }
-        self.uses = Arc::new(self.allocations.account(&pools, &forbidden));
+        self.uses = Arc::new(self.allocations.account(rules));
     }
 }
 

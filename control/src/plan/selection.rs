@@ -20,6 +20,7 @@ use objects::{EndpointSpec, PortSpec, SliceSpec};
 mod deleted_slices;
 mod missing_backends;
 pub mod nodes;
+pub mod source;
 
 pub use deleted_slices::{DeletedSlices, SLICE_KEPT};
 pub use missing_backends::MissingBackends;

@@ -4,24 +4,18 @@
 //! another installation has marked by its group annotation is not ours before that one has released it: its gateways may
 //! forward for it, also without their controller. A Service without class is not ours if a cloud controller holds it by
 //! its finalizer; one that was ours stays ours until it is released, even if the rules no longer claim it.
-//! Deliberately not here: when the parts of a Service that is not ours any more are removed (`status::life`).
+//! Deliberately not here: what owners are told (`unserved`), and when the parts of a Service that is not ours any more are removed (`status::life`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use kube::core::SelectorExt;
-use objects::note::{Cause, Remark, quoted};
 use objects::{Candidate, Kind, Leftover, OwnedParts};
-use proto::limits::{GATEWAY_GROUP_ANNOTATION, GROUP_ANNOTATION};
-use proto::{Reason, ServiceName};
+use proto::ServiceName;
 
-use crate::config::settings::{ControllerSettings, Source};
+use crate::config::settings::ControllerSettings;
 use crate::world::World;
-use objects::text::shortened;
-
-/// Maximum number of groups named in a message.
-const NAMED_MAX: usize = 8;
 
 /// How this installation stands to a Service of type `LoadBalancer`, or that was one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,77 +250,6 @@ pub(super) fn holders<'a>(world: &'a World, settings: &'a ControllerSettings) ->
     let are_ours =
         |left: &&Leftover| matches!(Tenure::of_leftover(left, settings), Tenure::Left(LeftBy::Us | LeftBy::UsOrAnother));
     world.leftovers().values().map(Arc::as_ref).filter(|left| left.holds_addresses()).filter(are_ours)
-}
-
-/// Services that no group serves, or that another group still holds, each with the remark for its owner. Of several
-/// groups one tells the owner: the one that serves what names no group, or the one that waits.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Unserved {
-    /// They ask for a group without gateways.
-    pub(super) without_group: BTreeMap<ServiceName, Remark>,
-    /// They are for our group, and another one has marked them. A move takes seconds, so their owners are told only
-    /// when it lasts.
-    pub(super) not_released: BTreeMap<ServiceName, Remark>,
-}
-
-impl Unserved {
-    pub(super) fn of(world: &World, settings: &ControllerSettings, serves_node_ports: bool) -> Self {
-        let mut all = Self::default();
-        let groups: BTreeSet<&str> = world.gateways().values().map(|gateway| gateway.group.as_str()).collect();
-        for candidate in world.services().values().map(|entry| &entry.candidate) {
-            let is_of_kind = match candidate.kind {
-                Kind::LoadBalancer => candidate.class.as_ref() == Some(&settings.load_balancer_class),
-                // They have no class.
-                Kind::NodePort => serves_node_ports,
-                Kind::ClusterIp => false,
-            };
-            if !is_of_kind {
-                continue;
-            }
-            if let Some(remark) = without_group(candidate, &groups, settings) {
-                all.without_group.insert(candidate.name.clone(), remark);
-            } else if candidate.kind == Kind::LoadBalancer && Tenure::of_candidate(candidate, world, settings) == Tenure::Awaited
-            {
-                all.not_released.insert(candidate.name.clone(), not_released(candidate, settings));
-            }
-        }
-        all
-    }
-}
-
-/// The remark on a Service whose group has no gateway. Without the kind `EdgeGateway` no group is known.
-fn without_group(candidate: &Candidate, groups: &BTreeSet<&str>, settings: &ControllerSettings) -> Option<Remark> {
-    let asked = candidate.gateway_group.as_deref()?;
-    let is_one_installation = matches!(settings.source, Source::Manifests { .. });
-    let is_told_by_us = settings.ownership.serves_unassigned && (is_one_installation || !groups.is_empty());
-    if !is_told_by_us || asked == settings.group || groups.contains(asked) {
-        return None;
-    }
-    let known: BTreeSet<String> = groups.iter().copied().chain([settings.group.as_str()]).map(str::to_owned).collect();
-    let known = shortened(known, NAMED_MAX, ", ", " and ");
-    let text = format!(
-        "not served: annotation {GATEWAY_GROUP_ANNOTATION} asks for group {}, of which no gateway has ever been seen; \
-         expected one of {known}, or no annotation",
-        quoted(asked)
-    );
-    Some(Remark::new(Cause::Reason(Reason::NoGateway), text))
-}
-
-fn not_released(candidate: &Candidate, settings: &ControllerSettings) -> Remark {
-    let by = candidate.held.group.as_deref().unwrap_or_default();
-    let (group, by) = (&settings.group, quoted(by));
-    let text = if candidate.gateway_group.is_some() {
-        format!(
-            "not served by group {group} yet: group {by} has not released it (annotation {GROUP_ANNOTATION}); if that group \
-             has no controller any more, stop its gateways and remove the annotation"
-        )
-    } else {
-        format!(
-            "not served by group {group}: group {by} holds it (annotation {GROUP_ANNOTATION}); only one group of a class may \
-             have `serveUnassigned: true`; if that group has no controller any more, stop its gateways and remove the annotation"
-        )
-    };
-    Remark::new(Cause::Reason(Reason::Conflict), text)
 }
 
 #[cfg(test)]

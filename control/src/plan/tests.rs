@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proto::{Family, GatewayProfile, HealthCheck, Mode, Reason, Scheduler, Service, Target};
 use serde_json::{Value, json};
 
-use super::build::STATUS_WAITED_FOR;
+use super::service_life::STATUS_WAITED_FOR;
 use super::*;
 use crate::config::settings::{Defaults, Listen, MaglevSeed, OwnershipRules, Source};
 use crate::gateways::registry::Connection;
@@ -113,7 +113,7 @@ fn a_refused_service_is_in_the_plan_with_its_refusal_and_no_ports() {
     let plan = plan(&world, &settings(), &mut Memory::default(), Instant::now());
     let planned = &plan.services[&named("web")];
     assert_eq!(planned.refusal.as_ref().unwrap().reason, Reason::Refused);
-    assert!(planned.ports.is_empty() && plan.statuses[&named("web")].refusal.is_some());
+    assert!(planned.ports.is_empty() && plan.statuses[&named("web")].refusal().is_some());
     assert!(plan.notes[0].remark.text.contains("sessionAffinity"), "{:?}", plan.notes);
 }
 
@@ -593,7 +593,7 @@ proptest! {
             prop_assert_eq!(found.again_at, expected.again_at);
             world.forget_deleted_slices(&found.done_with_deleted_slices);
             planned = found.statuses;
-            let given = memory.planned.iter().filter(|(_, one)| one.withheld_until.is_none()).map(|(name, _)| name);
+            let given = memory.planned.iter().filter(|(_, one)| !matches!(one.phase, Phase::Marking { .. })).map(|(name, _)| name);
             prop_assert_eq!(found.services.keys().collect::<Vec<_>>(), given.collect::<Vec<_>>());
         }
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use proto::{Reason, Refusal};
 
 use crate::plan::WantedStatus;
+use crate::plan::service_life::{Limitation, Shortfall};
 use objects::Condition;
 use objects::note::{Cause, Remark};
 
@@ -54,63 +55,59 @@ pub(super) const NO_MATCHING_PORT: Condition = Condition::new(
 pub(super) const NONE_HEALTHY: Condition =
     Condition::new(false, Cause::NoHealthyBackend.as_str(), "No gateway finds a healthy backend: all fail their probes.");
 
+/// `sluice.dev/AddressAssigned`: one of its addresses lies outside every pool that it may use.
+const OUTSIDE_POOLS: Condition = Condition::new(
+    true,
+    Reason::OutsidePools.as_str(),
+    "The Service keeps an address outside of the pools that it may use; the Event names the address.",
+);
 /// Message of a Service that requires two families and has one.
 const PARTLY_ASSIGNED: &str =
     "Served at the address of one family; the address of the other family is missing; the Event has the reason.";
 
 /// `sluice.dev/AddressAssigned`.
 pub(super) fn address_assigned(wanted: &WantedStatus) -> Condition {
-    match wanted.unassigned {
-        Some(reason) if wanted.refusal.is_some() => not_served(reason),
-        Some(reason) => Condition::new(false, reason.as_str(), PARTLY_ASSIGNED),
-        None if wanted.outside_pools => Condition::new(
-            true,
-            Reason::OutsidePools.as_str(),
-            "The Service keeps an address outside of the pools that it may use; the Event names the address.",
-        ),
-        None => {
-            let plural = if wanted.pools.len() == 1 { "" } else { "s" };
-            let pools = format!("from pool{plural} {}", wanted.pools.join(", "));
-            let text = if wanted.lacks_preferred_family {
-                format!("Served at the address of one family, {pools}; the Service does not require the other.")
-            } else {
-                format!("Every address is assigned, {pools}.")
-            };
+    let is_refused = wanted.refusal().is_some();
+    let plural = if wanted.pools.len() == 1 { "" } else { "s" };
+    let pools = || format!("from pool{plural} {}", wanted.pools.join(", "));
+    match wanted.shortfall {
+        Some(Shortfall::Lacks(reason)) if is_refused => not_served(reason),
+        Some(Shortfall::Lacks(reason)) => Condition::new(false, reason.as_str(), PARTLY_ASSIGNED),
+        Some(Shortfall::OutsidePools) => OUTSIDE_POOLS,
+        Some(Shortfall::LacksPreferredFamily) => {
+            let text = format!("Served at the address of one family, {}; the Service does not require the other.", pools());
             Condition::naming(true, "Assigned", text)
         }
+        None => Condition::naming(true, "Assigned", format!("Every address is assigned, {}.", pools())),
     }
 }
 
 /// `sluice.dev/Programmed` of a Service that all gateways serve as planned.
-pub(super) const fn programmed(wanted: &WantedStatus) -> Condition {
-    if wanted.is_partly_refused {
-        PARTLY_REFUSED
-    } else if wanted.is_partly_unread {
-        PARTLY_PROGRAMMED
-    } else if wanted.loses_client_address {
-        CLIENT_ADDRESS_LOST
-    } else {
-        PROGRAMMED
+pub(super) fn programmed(wanted: &WantedStatus) -> Condition {
+    wanted.limitations.first().map_or(PROGRAMMED, |worst| limited(*worst))
+}
+
+const fn limited(limitation: Limitation) -> Condition {
+    match limitation {
+        Limitation::PartRefused => PARTLY_REFUSED,
+        Limitation::Unread => PARTLY_PROGRAMMED,
+        Limitation::ClientAddressLost => CLIENT_ADDRESS_LOST,
     }
 }
 
 /// Why a Service that is served lacks something, as its conditions tell. Health is left to gateways, which see it
 /// themselves.
 pub(crate) fn shortcomings(wanted: &WantedStatus) -> Vec<Condition> {
-    if wanted.refusal.is_some() {
+    if wanted.refusal().is_some() {
         return Vec::new();
     }
     let missing = match &wanted.missing {
         missing if !missing.unmatched.is_empty() => Some(NO_MATCHING_PORT),
         missing => missing.is_whole.then_some(NO_ENDPOINTS),
     };
-    let parts = [
-        missing,
-        wanted.is_partly_refused.then_some(PARTLY_REFUSED),
-        wanted.is_partly_unread.then_some(PARTLY_PROGRAMMED),
-        wanted.outside_pools.then(|| address_assigned(wanted)),
-    ];
-    parts.into_iter().flatten().collect()
+    let causes = wanted.limitations.iter().filter(|one| **one != Limitation::ClientAddressLost).map(|one| limited(*one));
+    let addresses = wanted.shortfall.filter(|one| *one != Shortfall::LacksPreferredFamily).map(|_| address_assigned(wanted));
+    missing.into_iter().chain(causes).chain(addresses).collect()
 }
 
 /// The note on an object that is no longer ours.
@@ -157,6 +154,7 @@ const fn sentence(reason: Reason) -> &'static str {
 mod tests {
     use super::*;
     use crate::plan::selection::MissingBackends;
+    use crate::plan::service_life::Phase;
     use crate::status::tests::{ingress, wanted};
     use objects::status::IpMode;
 
@@ -169,16 +167,20 @@ mod tests {
         let rows = [
             ("NoEndpoints", WantedStatus { missing: MissingBackends { is_whole: true, ..Default::default() }, ..served() }),
             ("NoMatchingPort", WantedStatus { missing: unmatched(), ..served() }),
-            ("Refused", WantedStatus { is_partly_refused: true, ..served() }),
-            ("AnnotationIgnored", WantedStatus { is_partly_unread: true, ..served() }),
-            ("OutsidePools", WantedStatus { outside_pools: true, ..served() }),
+            ("Refused", WantedStatus { limitations: vec![Limitation::PartRefused], ..served() }),
+            ("AnnotationIgnored", WantedStatus { limitations: vec![Limitation::Unread], ..served() }),
+            ("OutsidePools", WantedStatus { shortfall: Some(Shortfall::OutsidePools), ..served() }),
+            ("Exhausted", WantedStatus { shortfall: Some(Shortfall::Lacks(Reason::Exhausted)), ..served() }),
         ];
         for (expected, wanted) in rows {
             assert_eq!(reasons(&wanted), [expected]);
         }
-        let all = WantedStatus { missing: unmatched(), is_partly_unread: true, outside_pools: true, ..served() };
+        let limitations = vec![Limitation::Unread, Limitation::ClientAddressLost];
+        let shortfall = Some(Shortfall::OutsidePools);
+        let all = WantedStatus { missing: unmatched(), limitations, shortfall, ..served() };
         assert_eq!(reasons(&all), ["NoMatchingPort", "AnnotationIgnored", "OutsidePools"]);
-        assert!(reasons(&WantedStatus { refusal: Some(Reason::Refused), ..all }).is_empty(), "the refusal is the reason");
+        let refused = WantedStatus { phase: Phase::Refused(Reason::Refused), ..all };
+        assert!(reasons(&refused).is_empty(), "the refusal is the reason");
     }
 
     #[test]

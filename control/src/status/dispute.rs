@@ -67,7 +67,7 @@ impl Dispute {
 pub(super) fn remark(wanted: &WantedStatus, known: &OwnedParts, goal: &OwnedParts) -> Remark {
     let minutes = REWRITES_WITHIN.as_secs() / 60;
     let are_marks = known.has_ingress_of(goal) && (known.finalizer, &known.group) != (goal.finalizer, &goal.group);
-    let manager = if are_marks { &wanted.object_writer } else { &wanted.status_writer };
+    let manager = if are_marks { &wanted.object.object_manager } else { &wanted.object.foreign_manager };
     let program = manager.as_ref().map_or_else(|| "Another program".to_owned(), |manager| quoted(manager));
     let remedy = if are_marks {
         format!(
@@ -111,7 +111,7 @@ mod tests {
     /// Changes the object `times` times, as another writer does, and counts how often the addresses are written again.
     fn contested(lab: &mut Lab, times: usize, change: impl Fn(&mut OwnedParts)) -> usize {
         let rewrites = |lab: &mut Lab| {
-            change(Arc::make_mut(&mut lab.wanted.held));
+            change(lab.held());
             lab.version += 1;
             lab.plan(4);
             let mut is_written = false;
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(contested(&mut lab, 9, |held| held.ingress.clear()), REWRITES_MAX - 1, "the new attempt counts");
         lab.wanted.ingress = vec![ingress(2, IpMode::Vip)];
         lab.settle(4);
-        assert_eq!(lab.wanted.held.ingress, [ingress(2, IpMode::Vip)], "another desired status");
+        assert_eq!(lab.wanted.object.held.ingress, [ingress(2, IpMode::Vip)], "another desired status");
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
         let (mut lab, _gateway) = Lab::programmed();
         assert_eq!(contested(&mut lab, 9, |held| held.ingress_without_ip = 1), REWRITES_MAX);
         assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "ForeignStatusWriter")));
-        assert_eq!(lab.wanted.held.ingress_without_ip, 1, "it is left alone");
+        assert_eq!(lab.wanted.object.held.ingress_without_ip, 1, "it is left alone");
     }
 
     #[test]
@@ -155,9 +155,10 @@ mod tests {
         let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
         let gateway = lab.connect("edge-1");
         gateway.acknowledge(4);
-        (lab.wanted.held, lab.wanted.is_foreign) = (Arc::new(held(&[ingress(9, IpMode::Vip)])), true);
+        *lab.held() = held(&[ingress(9, IpMode::Vip)]);
+        lab.object().status_is_ours = false;
         lab.settle(4);
-        assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
+        assert_eq!(lab.wanted.object.held.ingress, [ingress(1, IpMode::Vip)]);
         let foreign = |held: &mut OwnedParts| held.ingress = vec![ingress(9, IpMode::Vip)];
         assert_eq!(contested(&mut lab, 9, foreign), REWRITES_MAX - 1);
     }

@@ -203,7 +203,7 @@ impl ReportChange {
         let note = |limit: &ServiceLimit| {
             let text = format!("on gateway {}: {}", self.gateway, limit.text);
             let subject = Subject::Service(limit.service.clone());
-            let uid = statuses.and_then(|statuses| statuses.wanted.get(&limit.service)).map(|wanted| wanted.uid.clone());
+            let uid = statuses.and_then(|statuses| statuses.wanted.get(&limit.service)).map(|wanted| wanted.object.uid.clone());
             (Note { subject, remark: Remark::new(Cause::Limited(limit.kind), text) }, uid.filter(|uid| !uid.is_empty()))
         };
         self.now.limits.iter().filter(|limit| !was(limit)).take(LIMITS_MAX).map(note).collect()
@@ -251,7 +251,7 @@ fn services_with(vip: IpAddr, statuses: Option<&Statuses>) -> Vec<OwnedService> 
     let wanted = statuses.into_iter().flat_map(|statuses| statuses.wanted.values());
     let with_it = wanted.filter(|wanted| wanted.ingress.iter().any(|ingress| ingress.ip == vip));
     let uid = |uid: &String| Some(uid.clone()).filter(|uid| !uid.is_empty());
-    with_it.map(|wanted| (wanted.service.clone(), uid(&wanted.uid))).collect()
+    with_it.map(|wanted| (wanted.object.name.clone(), uid(&wanted.object.uid))).collect()
 }
 
 /// Groups that a gateway has taken over, and those that it owns no longer.

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a published address is removed only if the plan takes it from the Service. A programmed Service stays
 //! programmed while gateways apply a change, and for a grace time without gateways.
-//! Deliberately not here: the states (`state`), and the texts of conditions (`conditions`).
+//! Deliberately not here: the states (`plan::service_life`), why gateways do not forward (`plan::unserved`), and the texts of conditions (`conditions`).
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -13,10 +13,11 @@ use proto::limits::ANNOTATION_PREFIX;
 use tokio::time::Instant;
 
 use super::conditions::{self, address_assigned, is_refused_by_gateways, not_served, refused_by_gateways};
-use super::state::{GatewaysView, LifeState, LifeStep, PlannedObject};
 use crate::plan::WantedStatus;
+use crate::plan::service_life::{GatewaysView, LifeState, PlannedObject};
+use crate::plan::unserved::{NotForwarded, by_gateways};
 use objects::note::{Cause, Remark};
-use objects::status::{Ingress, IpMode, PortStatus};
+use objects::status::{Ingress, IpMode, PortStatus, StatusWrite};
 use objects::{Condition, ConditionType, OwnedParts};
 
 /// Minimum time between two changes of `BackendsHealthy` of one Service.
@@ -31,6 +32,27 @@ pub(super) const REPORTS_AWAITED: Duration = Duration::from_secs(2);
 pub(super) const ABSENCE_TOLERATED: Duration = Duration::from_secs(30);
 /// Error of a port that is not served, in the API's format.
 const PORT_NOT_MATCHED: &str = "sluice.dev/NoMatchingPort";
+
+/// What is due in a state.
+#[derive(Debug, Default)]
+pub(super) struct LifeStep {
+    /// The write that is due now.
+    pub(super) write: Option<StatusWrite>,
+    /// Notes for its owner.
+    pub(super) remarks: Vec<Remark>,
+    /// Notes for its owner once the server accepted the write.
+    pub(super) remarks_of_write: Vec<Remark>,
+    /// When it may become due without any event.
+    pub(super) again_at: Option<Instant>,
+    /// Whether reports of gateways may change what is due.
+    pub(super) waits_for_gateways: bool,
+}
+
+impl LifeStep {
+    pub(super) fn wake_by(&mut self, at: Instant) {
+        self.again_at = self.again_at.into_iter().chain([at]).min();
+    }
+}
 
 /// Whether gateways find healthy backends, as far as they have reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +89,7 @@ impl Timers {
     /// Records the reports of gateways. Those of gateways that knew no backend do not count, because they are older than
     /// the first backend.
     pub(super) fn observe(&mut self, wanted: &WantedStatus, view: &GatewaysView<'_>) {
-        let reports = view.gateways.iter().map(|gateway| gateway.health.get(&wanted.service).filter(|one| one.backends > 0));
+        let reports = view.gateways.iter().map(|gateway| gateway.health.get(&wanted.object.name).filter(|one| one.backends > 0));
         let reports: Vec<_> = reports.collect();
         let finds_none = reports.iter().flatten().count();
         self.health = if reports.iter().flatten().any(|one| one.healthy > 0) {
@@ -120,12 +142,12 @@ impl Situation<'_> {
             ingress_without_ip: published.ingress_without_ip,
             ..self.known.clone()
         };
-        if !wanted.uid.is_empty() && !self.is_left_alone {
+        if !wanted.object.uid.is_empty() && !self.is_left_alone {
             (goal.finalizer, goal.group) = (true, Some(wanted.group.clone()));
         }
         let is_new = |ingress: &&Ingress| !published.ingress.iter().any(|old| old.leads_as(ingress));
         let waits = wanted.ingress.iter().filter(is_new).any(|ingress| ingress.ip_mode == IpMode::Proxy);
-        if wanted.refusal.is_some() {
+        if wanted.refusal().is_some() {
             goal.ingress.retain(|old| wanted.ingress.iter().any(|new| new.ip == old.ip));
             goal.ingress_without_ip = 0;
         } else if !self.is_left_alone && (self.is_serving() || !waits) {
@@ -139,7 +161,7 @@ impl Situation<'_> {
         if let Some(condition) = self.programmed(step) {
             goal.conditions.insert(ConditionType::Programmed, condition);
         }
-        if wanted.refusal.is_some() {
+        if wanted.refusal().is_some() {
             goal.conditions.remove(&ConditionType::BackendsHealthy);
         } else if let Some(condition) = self.backends_healthy(step) {
             goal.conditions.insert(ConditionType::BackendsHealthy, condition);
@@ -166,7 +188,7 @@ impl Situation<'_> {
                 let is_reported =
                     old_ports.iter().any(|old| old.error.as_deref() == Some(PORT_NOT_MATCHED) && is_same_port(old, port));
                 let is_unmatched = wanted.missing.unmatched.contains(&(port.protocol, port.port)) && (is_settled || is_reported);
-                let refused = wanted.refusal.map(|reason| Cow::Owned(format!("{ANNOTATION_PREFIX}{}", reason.as_str())));
+                let refused = wanted.refusal().map(|reason| Cow::Owned(format!("{ANNOTATION_PREFIX}{}", reason.as_str())));
                 port.error = refused.or(is_unmatched.then_some(Cow::Borrowed(PORT_NOT_MATCHED)));
             }
         }
@@ -185,29 +207,24 @@ impl Situation<'_> {
     fn programmed(&self, step: &mut LifeStep) -> Option<Condition> {
         let old = self.known.conditions.get(&ConditionType::Programmed);
         let was_programmed = old.is_some_and(|condition| condition.holds);
-        if let Some(reason) = self.wanted.refusal {
-            return Some(not_served(reason));
-        }
-        if self.is_left_alone {
-            return Some(not_served(Reason::ForeignStatusWriter));
-        }
-        if let Some(absent_since) = self.view.absent_since {
-            let tolerated_until = absent_since + ABSENCE_TOLERATED;
-            if was_programmed && self.view.now < tolerated_until {
-                step.wake_by(tolerated_until);
-                return None;
+        let (gateways, refusal) = match by_gateways(self.wanted, self.state, self.view) {
+            Some(NotForwarded::Refused(reason)) => return Some(not_served(reason)),
+            _ if self.is_left_alone => return Some(not_served(Reason::ForeignStatusWriter)),
+            None => return Some(conditions::programmed(self.wanted)),
+            Some(NotForwarded::NoGateway(since)) => {
+                let tolerated_until = since + ABSENCE_TOLERATED;
+                if was_programmed && self.view.now < tolerated_until {
+                    step.wake_by(tolerated_until);
+                    return None;
+                }
+                return Some(not_served(Reason::NoGateway));
             }
-            return Some(not_served(Reason::NoGateway));
-        }
-        let LifeState::Serving { counter } = self.state else {
-            let waited_for_gateways =
-                old.is_some_and(|old| old.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(old));
-            return (!was_programmed && !waited_for_gateways).then_some(conditions::PENDING);
-        };
-        let refused = self.view.gateways.refusal(&self.wanted.service, counter);
-        let refused = refused.map(|(gateways, refusal)| (gateways, refusal.clone()));
-        let Some((gateways, refusal)) = refused.or_else(|| self.view.gateways.unannounced(self.wanted.addresses())) else {
-            return Some(conditions::programmed(self.wanted));
+            Some(NotForwarded::Pending) => {
+                let waited_for_gateways =
+                    old.is_some_and(|old| old.reason == Reason::NoGateway.as_str() || is_refused_by_gateways(old));
+                return (!was_programmed && !waited_for_gateways).then_some(conditions::PENDING);
+            }
+            Some(NotForwarded::ByGateways(gateways, refusal)) => (gateways, refusal),
         };
         let condition = refused_by_gateways(&gateways, &refusal);
         if !old.is_some_and(|old| old.says_the_same(&condition)) {

@@ -1,25 +1,29 @@
-//! The life of one Service: a state machine that decides what is written to its object and reported to its owner, and
-//! when to look again.
+//! One step of the life of a Service: what is written to its object and reported to its owner, and when to look again.
 //!
 //! Invariant: what is due follows from the life, the plan, the gateways and the time alone. A write contains only
 //! differences from the known content of the object: after our own write to a version, the content that we wrote counts,
 //! not that version.
-//! Deliberately not here: the states (`state`), the content of the object (`goal`), and which gateways get a Service
-//! (`plan`).
+//! Deliberately not here: the states, and what gateways get (`plan::service_life`), and the content of the object (`goal`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proto::ServiceName;
 use tokio::time::Instant;
 
 use super::conditions;
 use super::dispute::{self, Dispute};
-use super::goal::{Situation, Timers, remarks};
-use super::state::{GATEWAYS_WAITED_FOR, GatewaysView, LifeState, LifeStep, OTHERS_WAITED_FOR, PlannedObject};
+use super::goal::{LifeStep, Situation, Timers, remarks};
+use crate::plan::service_life::{GatewaysView, LifeState, PlannedObject};
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
 use objects::status::StatusWrite;
 use objects::{Condition, ConditionType, OwnedParts};
+
+/// Longest time that a deletion waits for gateways.
+pub(super) const GATEWAYS_WAITED_FOR: Duration = Duration::from_secs(10);
+/// Time for the installation of the Service's class, which needs at most `GATEWAYS_WAITED_FOR`; three times that.
+pub(super) const OTHERS_WAITED_FOR: Duration = Duration::from_secs(30);
 
 /// The last write, and the content of the object after it.
 #[derive(Debug)]
@@ -118,7 +122,8 @@ impl Life {
         }
         let wakes = [step.again_at, self.dispute.left_alone_until(), self.state.again_at()];
         step.again_at = wakes.into_iter().flatten().min();
-        let is_refused = view.gateways.is_refused(&wanted.service) || view.gateways.unannounced(wanted.addresses()).is_some();
+        // Whether gateways can announce an address depends on links, which examine every life (`queue`).
+        let is_refused = view.gateways.is_refused(&wanted.object.name);
         step.waits_for_gateways = matches!(self.state, LifeState::Programming { .. }) || is_refused;
         self.write(wanted, goal, &mut step, view.now);
         step
@@ -138,11 +143,12 @@ impl Life {
             return;
         }
         // A queued write is replaced by the next one to the same version, so that one must contain all changes.
-        let base = if wanted.uid.is_empty() { known } else { &*wanted.held };
+        let object = &wanted.object;
+        let base = if object.uid.is_empty() { known } else { &*object.held };
         let write = StatusWrite {
-            service: wanted.service.clone(),
-            uid: wanted.uid.clone(),
-            resource_version: wanted.resource_version.clone(),
+            service: object.name.clone(),
+            uid: object.uid.clone(),
+            resource_version: object.resource_version.clone(),
             ingress: (!base.has_ingress_of(&goal)).then(|| goal.ingress.clone()),
             conditions: changed(base, &goal),
             finalizer: (base.finalizer != goal.finalizer).then_some(goal.finalizer),
@@ -153,7 +159,7 @@ impl Life {
         // Notes cover the whole difference from this version, because those of the replaced write were never reported.
         step.remarks_of_write.extend(remarks(wanted, base, &goal));
         // Content of another program that the first write replaces is a rewrite, too.
-        if self.sent.is_none() && write.ingress.is_some() && wanted.is_foreign {
+        if self.sent.is_none() && write.ingress.is_some() && wanted.is_foreign() {
             self.dispute.rewrites(now);
         }
         self.timers.is_written(is_change.then_some(now));

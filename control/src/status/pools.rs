@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use super::accepted;
 use crate::gateways::registry::Gateways;
 use crate::kubernetes::{Cluster, Retry, patch_params};
-use crate::plan::addresses::PoolUse;
+use crate::plan::addresses::{PoolUse, absence};
 use objects::crd::{AddressPool, AddressPoolStatus};
 
 /// Minimum time between two writes: 20 a second, as for Services.
@@ -131,14 +131,12 @@ fn status(
         );
         condition("Announceable", false, "NotOnLink", message)
     });
-    let left_out: Vec<String> = one.exhausted().map(|family| family.to_string()).collect();
-    let exhausted = if one.state.conflict.is_some() {
-        condition("Exhausted", true, "NotUsed", "none of its addresses is allocated: the pool is not used".to_owned())
-    } else if left_out.is_empty() {
-        condition("Exhausted", false, "SomeLeft", String::new())
-    } else {
-        let text = format!("no {} address is left; add addresses or remove Services", left_out.join(" and no "));
-        condition("Exhausted", true, "NoneLeft", text)
+    let exhausted = match exhaustion(one) {
+        Exhaustion::NotUsed => {
+            condition("Exhausted", true, "NotUsed", "none of its addresses is allocated: the pool is not used".to_owned())
+        }
+        Exhaustion::SomeLeft(text) => condition("Exhausted", false, "SomeLeft", text),
+        Exhaustion::NoneLeft(text) => condition("Exhausted", true, "NoneLeft", text),
     };
     AddressPoolStatus {
         total: Some(one.text_of(|figures| figures.total)),
@@ -146,6 +144,32 @@ fn status(
         available: Some(one.text_of(|figures| figures.available)),
         conditions: [conflict, exhausted].into_iter().chain(announced).collect(),
     }
+}
+
+/// Whether a pool has addresses to give, with the message of the condition.
+enum Exhaustion {
+    NotUsed,
+    SomeLeft(String),
+    NoneLeft(String),
+}
+
+fn exhaustion(one: &PoolUse) -> Exhaustion {
+    if one.state.conflict.is_some() {
+        return Exhaustion::NotUsed;
+    }
+    let mut lacking: Vec<String> = one.exhausted().map(|(family, _)| family.to_string()).collect();
+    let (awaiting, absence) = (one.awaiting(), absence(&one.awaited));
+    let wait = if awaiting == 1 {
+        "1 freed address waits until every gateway has removed it".to_owned()
+    } else {
+        format!("{awaiting} freed addresses wait until every gateway has removed them")
+    };
+    if let Some(last) = lacking.pop() {
+        let before: String = lacking.iter().map(|family| format!("{family} and no ")).collect();
+        let waits = if awaiting > 0 { format!("; {wait}{absence}") } else { String::new() };
+        return Exhaustion::NoneLeft(format!("no {before}{last} address is left; add addresses or remove Services{waits}"));
+    }
+    Exhaustion::SomeLeft(if absence.is_empty() { String::new() } else { format!("{wait}{absence}") })
 }
 
 #[cfg(test)]
@@ -163,9 +187,11 @@ mod tests {
                 addresses: vec!["2001:db8::/64".to_owned()],
                 conflict: conflict.map(str::to_owned),
             },
-            families: vec![(proto::Family::V6, Figures { total: 1 << 64, used: 0, available })],
+            families: vec![(proto::Family::V6, Figures { total: 1 << 64, used: 0, available, awaiting: 0 })],
+            awaited: Vec::new(),
         };
-        let of_file = PoolUse { state: PoolState { name: "default".to_owned(), ..PoolState::default() }, families: Vec::new() };
+        let state = PoolState { name: "default".to_owned(), ..PoolState::default() };
+        let of_file = PoolUse { state, ..PoolUse::default() };
         let object: AddressPool = serde_json::from_value(json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool",
             "metadata": {"name": "edge", "uid": "u", "generation": 3}, "spec": {"addresses": ["2001:db8::/64"]}}))
         .unwrap();
@@ -198,6 +224,30 @@ mod tests {
         let clashing = due(&report_of(0, Some("it overlaps")), &mut known, &Gateways::default(), late);
         assert_eq!(of(&clashing[0].1), expect(("True", 2), ("True", 2)), "an unused pool has no available address");
         assert!(clashing[0].1.conditions[0].message.contains("it overlaps"));
+    }
+
+    #[test]
+    fn an_exhausted_pool_names_the_gateways_that_may_still_forward_its_freed_addresses() {
+        let exhausted = |available, awaiting, awaited: &[&str]| {
+            let mut report = report_of(available, None);
+            let one = &mut Arc::make_mut(&mut report.uses)[1];
+            one.families[0].1.awaiting = awaiting;
+            one.awaited = awaited.iter().map(|name| (*name).to_owned()).collect();
+            let mut all = due(&report, &mut KnownStatuses::new(), &Gateways::default(), Timestamp::from_second(1).unwrap());
+            let condition = all.remove(0).1.conditions.into_iter().find(|one| one.type_ == "Exhausted").unwrap();
+            (condition.status, condition.message)
+        };
+        let away = "; not connected: edge-2 (delete the EdgeGateway of one that is gone for good)";
+        let none = "no IPv6 address is left; add addresses or remove Services";
+        for (available, awaiting, awaited, status, message) in [
+            (0, 0, &[][..], "True", none.to_owned()),
+            (2, 2, &["edge-2"], "True", format!("{none}; 2 freed addresses wait until every gateway has removed them{away}")),
+            (1, 1, &[], "True", format!("{none}; 1 freed address waits until every gateway has removed it")),
+            (2, 1, &["edge-2"], "False", format!("1 freed address waits until every gateway has removed it{away}")),
+            (2, 1, &[], "False", String::new()),
+        ] {
+            assert_eq!(exhausted(available, awaiting, awaited), (status.to_owned(), message));
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
@@ -12,11 +13,14 @@ use tokio::time::Instant;
 
 use super::dispute::Dispute;
 use super::life::Life;
-use super::state::{FLEET_HEARD_AFTER, GatewaysView, PlannedObject};
 use crate::gateways::registry::{Gateway, Gateways, Health};
+use crate::plan::service_life::{GatewaysView, PlannedObject};
 use crate::plan::{Cleanup, WantedStatuses};
 use objects::note::{Note, Subject};
 use objects::status::StatusWrite;
+
+/// Time from the first gateway of a term until the fleet counts as heard: gateways dial again within it.
+pub(super) const FLEET_HEARD_AFTER: Duration = Duration::from_secs(2);
 
 /// The desired statuses of one plan.
 #[derive(Clone, Debug, Default)]

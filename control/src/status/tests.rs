@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::goal::{ABSENCE_TOLERATED, REPORTS_AWAITED, SLICES_AWAITED};
-use super::state::{FLEET_HEARD_AFTER, GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR, SLOW_GATEWAY_WAITED_FOR};
+use super::life::{GATEWAYS_WAITED_FOR, OTHERS_WAITED_FOR};
+use super::queue::FLEET_HEARD_AFTER;
 use super::*;
 use crate::gateways::registry::{Connection, Health, Report};
 use crate::plan::selection::MissingBackends;
+use crate::plan::service_life::{Limitation, Phase, SLOW_GATEWAY_WAITED_FOR, Shortfall};
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
 use objects::note::Cause;
 use objects::status::{Ingress, IpMode, PortStatus};
-use objects::{Condition, ConditionType, Leftover, OwnedParts};
+use objects::{Candidate, Condition, ConditionType, Kind, Leftover, OwnedParts, ServiceSpec};
 use proto::{Reason, Refusal, ServiceName};
 
 mod property;
@@ -39,27 +41,36 @@ pub(super) fn held(ingress: &[Ingress]) -> OwnedParts {
     OwnedParts { ingress: ingress.to_vec(), ..OwnedParts::default() }
 }
 
+/// The object of the Service, of which sluice wrote the status.
+fn object() -> Candidate {
+    Candidate {
+        name: web(),
+        uid: "u".to_owned(),
+        resource_version: String::new(),
+        created_s: None,
+        kind: Kind::LoadBalancer,
+        class: None,
+        gateway_group: None,
+        labels: BTreeMap::new(),
+        is_held_by_cloud: false,
+        held: Arc::default(),
+        status_is_ours: true,
+        foreign_manager: Some("rival".to_owned()),
+        object_manager: Some("argocd-controller".to_owned()),
+        wanted: Ok(ServiceSpec::default()),
+    }
+}
+
 /// The status of a Service that is served at these addresses.
 pub(super) fn wanted(ingress: &[Ingress]) -> WantedStatus {
     WantedStatus {
-        service: web(),
-        uid: "u".to_owned(),
-        resource_version: String::new(),
+        object: Arc::new(object()),
         group: "east".to_owned(),
+        phase: Phase::GIVEN,
         ingress: ingress.to_vec(),
-        held: Arc::default(),
-        status_writer: None,
-        object_writer: None,
-        is_foreign: false,
-        refusal: None,
-        unassigned: None,
-        lacks_preferred_family: false,
-        outside_pools: false,
-        is_withheld: false,
         pools: vec!["edge".to_owned()],
-        is_partly_unread: false,
-        is_partly_refused: false,
-        loses_client_address: false,
+        shortfall: None,
+        limitations: Vec::new(),
         missing: MissingBackends::default(),
         fails_open: true,
     }
@@ -85,8 +96,7 @@ pub(super) fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
 
 impl Lab {
     pub(super) fn new(wish: &[Ingress]) -> Self {
-        let (foreign, tool) = (Some("rival".to_owned()), Some("argocd-controller".to_owned()));
-        let wanted = WantedStatus { status_writer: foreign, object_writer: tool, ..wanted(wish) };
+        let wanted = wanted(wish);
         let now = Instant::now();
         let gateways = watch::Sender::new(Gateways::default());
         Self { queue: Queue::new(now), gateways, now, wanted, version: 0, causes: Vec::new(), texts: Vec::new() }
@@ -107,9 +117,19 @@ impl Lab {
 
     /// A plan of generation `counter`, for the object as it is.
     pub(super) fn plan(&mut self, counter: u64) {
-        let wanted = WantedStatus { resource_version: self.version.to_string(), ..self.wanted.clone() };
-        let statuses = Statuses { counter, wanted: WantedStatuses::unit(web(), Arc::new(wanted)), cleanups: BTreeMap::new() };
+        self.object().resource_version = self.version.to_string();
+        let wanted = WantedStatuses::unit(web(), Arc::new(self.wanted.clone()));
+        let statuses = Statuses { counter, wanted, cleanups: BTreeMap::new() };
         self.queue.set_plan(&statuses, self.now);
+    }
+
+    pub(super) fn object(&mut self) -> &mut Candidate {
+        Arc::make_mut(&mut self.wanted.object)
+    }
+
+    /// What the object has, to be changed.
+    pub(super) fn held(&mut self) -> &mut OwnedParts {
+        Arc::make_mut(&mut self.object().held)
     }
 
     pub(super) fn leave(&mut self, counter: u64, cleanup: Cleanup) {
@@ -139,7 +159,7 @@ impl Lab {
 
     /// The object is seen as the write left it.
     pub(super) fn see(&mut self, write: &StatusWrite, counter: u64) {
-        let held = Arc::make_mut(&mut self.wanted.held);
+        let held = self.held();
         held.finalizer = write.finalizer.unwrap_or(held.finalizer);
         if let Some(group) = &write.group {
             held.group = Some(group.clone()).filter(|group| !group.is_empty());
@@ -177,7 +197,7 @@ impl Lab {
     }
 
     pub(super) fn condition(&self, kind: ConditionType) -> Option<(bool, &str)> {
-        self.wanted.held.conditions.get(&kind).map(|condition| (condition.holds, &*condition.reason))
+        self.wanted.object.held.conditions.get(&kind).map(|condition| (condition.holds, &*condition.reason))
     }
 }
 
@@ -186,8 +206,8 @@ fn an_address_waits_for_every_connected_gateway_or_two_seconds_after_the_first()
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     let (fast, slow) = (lab.connect("edge-1"), lab.connect("edge-2"));
     lab.settle(4);
-    assert!(lab.wanted.held.finalizer && lab.wanted.held.ingress.is_empty());
-    assert_eq!(lab.wanted.held.group.as_deref(), Some("east"));
+    assert!(lab.wanted.object.held.finalizer && lab.wanted.object.held.ingress.is_empty());
+    assert_eq!(lab.wanted.object.held.group.as_deref(), Some("east"));
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Pending")));
     slow.acknowledge(3);
@@ -286,11 +306,11 @@ fn the_next_write_to_the_same_version_repeats_the_queued_changes() {
 fn an_address_of_a_vip_mode_waits_for_no_gateway() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let gateway = lab.connect("edge-1");
-    lab.wanted.is_withheld = true;
+    lab.wanted.phase = Phase::Marking { until: lab.now.into_std() };
     lab.plan(4);
     let write = lab.due().unwrap();
     assert_eq!((write.ingress.as_deref(), write.finalizer), (Some(&[ingress(1, IpMode::Vip)][..]), Some(true)));
-    lab.wanted.is_withheld = false;
+    lab.wanted.phase = Phase::GIVEN;
     lab.see(&write, 5);
     gateway.acknowledge(4);
     assert!(lab.due().is_none(), "gateways have it since generation 5");
@@ -303,7 +323,7 @@ fn without_gateways_no_address_is_published_or_withdrawn() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Proxy)]);
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "NoGateway")));
-    assert!(lab.wanted.held.ingress.is_empty());
+    assert!(lab.wanted.object.held.ingress.is_empty());
     let gateway = lab.connect("edge-1");
     assert!(lab.due().is_none());
     gateway.acknowledge(4);
@@ -315,20 +335,21 @@ fn without_gateways_no_address_is_published_or_withdrawn() {
     lab.pass(ABSENCE_TOLERATED);
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "NoGateway")));
-    assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Proxy)]);
+    assert_eq!(lab.wanted.object.held.ingress, [ingress(1, IpMode::Proxy)]);
 }
 
 #[test]
 fn a_refused_service_has_the_reason_and_keeps_its_published_address() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip), ingress(2, IpMode::Vip)]);
-    (lab.wanted.held, lab.wanted.refusal) =
-        (Arc::new(held(&[ingress(1, IpMode::Vip), ingress(9, IpMode::Vip)])), Some(Reason::Unsupported));
+    *lab.held() = held(&[ingress(1, IpMode::Vip), ingress(9, IpMode::Vip)]);
+    lab.wanted.phase = Phase::Refused(Reason::Unsupported);
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
+    assert_eq!(lab.wanted.object.held.ingress, [ingress(1, IpMode::Vip)]);
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Unsupported")));
     let mut lab = Lab::new(&[]);
-    (lab.wanted.refusal, lab.wanted.unassigned) = (Some(Reason::Exhausted), Some(Reason::Exhausted));
+    lab.wanted.phase = Phase::Refused(Reason::Exhausted);
+    lab.wanted.shortfall = Some(Shortfall::Lacks(Reason::Exhausted));
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((false, "Exhausted")));
     assert!(lab.causes.is_empty(), "the plan reports refusals");
@@ -338,26 +359,26 @@ fn a_refused_service_has_the_reason_and_keeps_its_published_address() {
 fn a_service_that_lacks_a_required_family_is_served_and_says_so() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     lab.connect("edge-1").acknowledge(4);
-    lab.wanted.unassigned = Some(Reason::Exhausted);
+    lab.wanted.shortfall = Some(Shortfall::Lacks(Reason::Exhausted));
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress, [ingress(1, IpMode::Vip)]);
+    assert_eq!(lab.wanted.object.held.ingress, [ingress(1, IpMode::Vip)]);
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((false, "Exhausted")));
-    let message = &lab.wanted.held.conditions[&ConditionType::AddressAssigned].message;
+    let message = &lab.wanted.object.held.conditions[&ConditionType::AddressAssigned].message;
     assert!(message.contains("the address of the other family is missing"), "{message}");
-    lab.wanted.unassigned = None;
+    lab.wanted.shortfall = None;
     lab.settle(5);
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
-    lab.wanted.lacks_preferred_family = true;
+    lab.wanted.shortfall = Some(Shortfall::LacksPreferredFamily);
     lab.settle(6);
     assert_eq!(lab.condition(ConditionType::AddressAssigned), Some((true, "Assigned")));
-    let message = &lab.wanted.held.conditions[&ConditionType::AddressAssigned].message;
+    let message = &lab.wanted.object.held.conditions[&ConditionType::AddressAssigned].message;
     assert_eq!(message, "Served at the address of one family, from pool edge; the Service does not require the other.");
 }
 
 #[test]
 fn a_manifest_has_conditions_and_no_finalizer() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
-    lab.wanted.uid = String::new();
+    lab.object().uid = String::new();
     lab.plan(4);
     let write = lab.due().unwrap();
     assert!(write.finalizer.is_none() && write.conditions.len() == 2);
@@ -496,25 +517,29 @@ fn every_port_is_in_the_status_and_one_that_no_slice_has_with_an_error() {
     let unmatched = [(proto::Protocol::Tcp, 443)].into();
     lab.wanted.missing = MissingBackends { is_whole: false, unmatched, sentence: "they have web (tcp 8080)".to_owned() };
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)], "the grace time for slices is two seconds");
+    assert_eq!(
+        lab.wanted.object.held.ingress[0].ports,
+        [port(80, None), port(443, None)],
+        "the grace time for slices is two seconds"
+    );
     lab.pass(SLICES_AWAITED);
     lab.settle(4);
     let expected = [port(80, None), port(443, Some("sluice.dev/NoMatchingPort"))];
-    assert_eq!(lab.wanted.held.ingress[0].ports, expected);
+    assert_eq!(lab.wanted.object.held.ingress[0].ports, expected);
     assert_eq!(
         (lab.causes.last(), lab.condition(ConditionType::Programmed)),
         (Some(&Cause::NoMatchingPort), Some((true, "Programmed")))
     );
     lab.queue = Queue::new(lab.now);
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress[0].ports, expected, "a new leader changes nothing");
+    assert_eq!(lab.wanted.object.held.ingress[0].ports, expected, "a new leader changes nothing");
     lab.wanted.missing = MissingBackends::default();
     lab.settle(4);
-    assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, None), port(443, None)]);
-    lab.wanted.refusal = Some(Reason::Unsupported);
+    assert_eq!(lab.wanted.object.held.ingress[0].ports, [port(80, None), port(443, None)]);
+    lab.wanted.phase = Phase::Refused(Reason::Unsupported);
     lab.settle(4);
     let refused = Some("sluice.dev/Unsupported");
-    assert_eq!(lab.wanted.held.ingress[0].ports, [port(80, refused), port(443, refused)]);
+    assert_eq!(lab.wanted.object.held.ingress[0].ports, [port(80, refused), port(443, refused)]);
 }
 
 #[test]
@@ -532,11 +557,11 @@ fn conditions_name_the_pool_and_the_ignored_annotation() {
     let mut lab = Lab::new(&[ingress(1, IpMode::Vip)]);
     let gateway = lab.connect("edge-1");
     gateway.acknowledge(4);
-    lab.wanted.is_partly_unread = true;
+    lab.wanted.limitations = vec![Limitation::Unread];
     lab.settle(4);
-    assert!(lab.wanted.held.conditions[&ConditionType::AddressAssigned].message.contains("from pool edge."));
+    assert!(lab.wanted.object.held.conditions[&ConditionType::AddressAssigned].message.contains("from pool edge."));
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "AnnotationIgnored")));
-    lab.wanted.is_partly_refused = true;
+    lab.wanted.limitations.insert(0, Limitation::PartRefused);
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Refused")));
 }
@@ -557,7 +582,7 @@ fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_names_ga
     two.acknowledge(4);
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((false, "Refused")));
-    let message = |lab: &Lab| lab.wanted.held.conditions[&ConditionType::Programmed].message.clone();
+    let message = |lab: &Lab| lab.wanted.object.held.conditions[&ConditionType::Programmed].message.clone();
     assert_eq!(message(&lab), "Not served, or not wholly, by gateway edge-2: no SNAT address");
     assert_eq!(lab.causes.iter().filter(|cause| **cause == Cause::Reason(Reason::Refused)).count(), 1, "reported once");
     report(&one, Some("no way"));
@@ -570,7 +595,7 @@ fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_names_ga
 
     // A controller that has just started reads the condition before any gateway has acknowledged a generation.
     let mut again = Lab::new(&[ingress(1, IpMode::Vip)]);
-    again.wanted.held = lab.wanted.held.clone();
+    again.object().held = Arc::clone(&lab.wanted.object.held);
     let _gateway = again.connect("edge-2");
     again.plan(1);
     assert!(again.due().is_none_or(|write| write.conditions.is_empty()), "the condition stays until gateways have reported");
@@ -614,9 +639,9 @@ fn no_healthy_backend_is_reported_once_all_gateways_have_reported_or_after_two_s
 #[test]
 fn a_service_whose_clients_lose_their_address_is_programmed_and_its_condition_tells_so() {
     let (mut lab, _gateway) = Lab::programmed();
-    lab.wanted.loses_client_address = true;
+    lab.wanted.limitations = vec![Limitation::ClientAddressLost];
     lab.settle(4);
     assert_eq!(lab.condition(ConditionType::Programmed), Some((true, "Programmed")));
-    let message = &lab.wanted.held.conditions[&ConditionType::Programmed].message;
+    let message = &lab.wanted.object.held.conditions[&ConditionType::Programmed].message;
     assert!(message.contains("externalTrafficPolicy: Local") && message.contains("dnat"), "{message}");
 }

@@ -15,7 +15,7 @@ use crate::world::overrides::Overrides;
 use crate::world::overrides::document::DocumentError;
 
 /// Name of the ConfigMap.
-const CONFIG_MAP: &str = "sluice-overrides";
+pub const CONFIG_MAP: &str = "sluice-overrides";
 /// Name of the file in the status directory, where everything else is a directory.
 pub const FILE: &str = "overrides.yaml";
 

@@ -45,9 +45,9 @@ const RESERVED_MAX_S: u64 = 3600;
 /// each.
 const TEXT_MAX: usize = 900_000;
 
-/// Settings in force of a Service, of those that have words as values.
+/// How a Service is forwarded, as far as its settings have words as values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InForce {
+pub struct Policy {
     /// How packets reach backends.
     pub mode: Mode,
     /// Whether backends are endpoints or nodes.
@@ -62,7 +62,7 @@ pub struct InForce {
     pub probe: Probe,
 }
 
-impl InForce {
+impl Policy {
     /// The words that lines omit. They are part of the format, whatever the defaults of the configuration are.
     const fn usual() -> Self {
         Self {
@@ -114,7 +114,7 @@ pub struct Decided {
     /// The size of each of its Maglev tables, in entries.
     pub tables: BTreeMap<TableKey, u32>,
     /// The words in force of a Service that was served; they stay if an annotation of it gets an unknown word.
-    pub in_force: Option<InForce>,
+    pub in_force: Option<Policy>,
 }
 
 /// A freed address that is reserved for its former holder. Reservations are ordered by expiry.
@@ -337,7 +337,7 @@ fn parse_service(line: &str, has_words: bool) -> Option<(ServiceName, Decided)> 
         }
     }
     was_served |= !in_force.is_empty();
-    decided.in_force = InForce::parse(&in_force).filter(|_| was_served);
+    decided.in_force = Policy::parse(&in_force).filter(|_| was_served);
     Some((name, decided))
 }
 
@@ -430,7 +430,7 @@ mod tests {
         let mut all = Checkpoint::default();
         let tables = [((Protocol::Tcp, 80, Family::V4), 509), ((Protocol::Udp, 53, Family::V6), 1021)].into();
         let addresses = vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
-        let in_force = InForce {
+        let in_force = Policy {
             mode: Mode::Gue,
             target: Target::Endpoint,
             scheduler: Scheduler::Maglev,

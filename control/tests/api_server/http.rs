@@ -15,6 +15,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 
+use super::accounts::{Account, Attributes};
 use super::list::list;
 use super::merge::Strategy;
 use super::request::ApiRequest;
@@ -80,6 +81,9 @@ async fn respond(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Resp
         (Ok(_), None) if head.method == hyper::Method::PATCH && head.uri.path().ends_with("/scale") => {
             Ok(to_http(scaled(&logged)))
         }
+        (Ok(account), None) if head.uri.path() == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => {
+            Ok(to_http(reviewed(&account, &body)))
+        }
         (_, None) => Err(ApiResponse::not_implemented(head.uri.path())),
         (Ok(account), Some(request)) => match injected_fault(&shared, &logged) {
             Some(fault) => Err(fault_response(&fault, &request)),
@@ -99,6 +103,23 @@ fn scaled(request: &LoggedRequest) -> ApiResponse {
     let scale = serde_json::json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": name},
         "spec": wanted["spec"], "status": {"replicas": 0}});
     ApiResponse::json(200, &scale)
+}
+
+/// The answer to the question whether the user may do something.
+fn reviewed(account: &Account, body: &[u8]) -> ApiResponse {
+    let mut review: Value = serde_json::from_slice(body).unwrap_or_default();
+    let asked = &review["spec"]["resourceAttributes"];
+    let text = |field: &str| asked[field].as_str().unwrap_or_default().to_owned();
+    let subresource = asked["subresource"].as_str().map(|name| format!("/{name}")).unwrap_or_default();
+    let request = Attributes {
+        verb: text("verb").leak(),
+        group: text("group").leak(),
+        resource: text("resource") + &subresource,
+        namespace: text("namespace"),
+        name: text("name"),
+    };
+    review["status"] = serde_json::json!({"allowed": account.check(&request).is_ok()});
+    ApiResponse::json(201, &review)
 }
 
 fn injected_fault(shared: &Shared, logged: &LoggedRequest) -> Option<Fault> {

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use control::config::settings::{Certificates, ControllerSettings, ListenTcp, Source};
+use control::config::settings::{Certificates, ControllerSettings, Listen, ListenTcp, Source};
+use control::controller::preflight;
 use control::kubernetes::connect;
 use control::store::Storage;
 use control::store::overrides::{load, save};
@@ -128,6 +129,46 @@ async fn a_controller_needs_exactly_the_shipped_role() {
     let rules = role.account.grants.iter().flatten().flat_map(|grant| &grant.rules);
     let unused: Vec<_> = rules.flat_map(single_rules).filter(|single| !is_used(&requests, single)).collect();
     assert!(unused.is_empty(), "the role grants unused rights: {unused:#?}");
+}
+
+/// What `check` says about a kubeconfig with this token.
+async fn preflight(server: &ApiServer, token: &str, namespace: &str) -> preflight::Finding {
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("kubeconfig");
+    server.write_kubeconfig_of(token, &kubeconfig);
+    let source = Source::Kubernetes { kubeconfig: Some(kubeconfig), namespace: Some(namespace.to_owned()) };
+    let certificates = Certificates::Secret("sluice-controller-tls".to_owned());
+    let tcp = ListenTcp { address: ([127, 0, 0, 1], 0).into(), certificates, advertise: None };
+    let listen = Listen { unix: None, tcp: Some(tcp) };
+    let settings = ControllerSettings { listen, ..crate::settings::settings(source, &[]) };
+    let findings = preflight::examine(&settings).await;
+    findings.into_iter().find(|finding| finding.key == "kubernetes.kubeconfig").unwrap()
+}
+
+#[tokio::test]
+async fn a_check_names_each_right_of_the_shipped_role_that_is_missing() {
+    let role = shipped();
+    let server = ApiServer::start().await;
+    server.add_account(TOKEN, role.account.clone());
+    let found = preflight(&server, TOKEN, &role.namespace).await;
+    assert_eq!(found.level, preflight::Level::Ok, "{found}");
+    let unknown = preflight(&server, "of-nobody", &role.namespace).await;
+    assert!(unknown.level == preflight::Level::Fault && unknown.text.contains("401"), "{unknown}");
+    let grants = role.account.grants.clone().unwrap();
+    let places = (0..grants.len()).flat_map(|grant| (0..grants[grant].rules.len()).map(move |rule| (grant, rule)));
+    for (grant, rule) in places.collect::<Vec<_>>() {
+        let whole = grants[grant].rules[rule].clone();
+        for single in single_rules(&whole) {
+            let mut fewer = grants.clone();
+            fewer[grant].rules.remove(rule);
+            fewer[grant].rules.extend(single_rules(&whole).into_iter().filter(|other| *other != single));
+            server.add_account(TOKEN, Account { grants: Some(fewer), ..role.account.clone() });
+            let (verb, resource) = (single["verbs"][0].as_str().unwrap(), single["resources"][0].as_str().unwrap());
+            let found = preflight(&server, TOKEN, &role.namespace).await;
+            assert_eq!(found.level, preflight::Level::Fault, "{single}");
+            assert!(found.text.contains(&format!("{verb} {resource}")), "{single}: {found}");
+        }
+    }
 }
 
 /// The role names our objects in our namespace. Only the right to create cannot be limited to a name.

@@ -18,9 +18,9 @@ use proto::{Mode, ServiceName};
 
 use super::room::{NoRoom, Room};
 use super::targets::{LOOKED_AT, Reach, SLOT_HOLD_NS, TargetKey, Targets, nanoseconds};
-use crate::flow::{BackendId, Tick, Ticks, UNRESOLVED};
+use crate::flow::{BACKEND_SLOTS, BackendId, Tick, Ticks, UNRESOLVED};
 use crate::snapshot::{Backend, BackendTable, RemovedBackend, RemovedBackends, TargetUse};
-use crate::stats::{BACKEND_SLOTS, WorkerCounters};
+use crate::stats::WorkerCounters;
 use crate::wire::TableHash;
 
 /// Workers have taken a snapshot after this time: a removed backend that had no flow until then gets none.

@@ -96,7 +96,7 @@ impl Value {
 }
 
 // Slot + 1 fits in its bits, and all fields together fit in 63 bits.
-const _: () = assert!(crate::stats::BACKEND_SLOTS < 1 << Value::SLOT);
+const _: () = assert!(crate::flow::entry::BACKEND_SLOTS < 1 << Value::SLOT);
 
 #[derive(Debug, FromZeros)]
 #[repr(C)]
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_value_decodes_to_what_was_encoded() {
-        let slot = u32::try_from(crate::stats::BACKEND_SLOTS - 1).unwrap();
+        let slot = u32::try_from(crate::flow::entry::BACKEND_SLOTS - 1).unwrap();
         for backend in [id(0), id(slot), BackendId { slot, generation: (1 << Value::GENERATION) - 1 }] {
             for until in [Moment(0), Moment((1 << Moment::BITS) - 1)] {
                 let word = Value { backend, until }.word();

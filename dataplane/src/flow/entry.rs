@@ -14,7 +14,7 @@ use zerocopy::FromZeros;
 use super::snat::{PoolId, SnatLease};
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
-use crate::stats::{CounterSlot, FrontendNumber};
+use crate::stats::{COUNTED_BACKENDS, CounterSlot, FrontendNumber};
 use crate::wire::{Address, Transport, Tuple};
 
 /// A backend in the snapshots: its slot, and which of the slot's successive backends it is.
@@ -87,7 +87,10 @@ impl BackendId {
     }
 }
 
-const _: () = assert!(crate::stats::BACKEND_SLOTS << BackendId::GENERATION_BITS == 1 << BackendId::PACKED_BITS);
+/// Number of slots of backends: as many as there may be targets.
+pub(crate) const BACKEND_SLOTS: usize = 1 << 17;
+const _: () = assert!(BACKEND_SLOTS == COUNTED_BACKENDS);
+const _: () = assert!(BACKEND_SLOTS << BackendId::GENERATION_BITS == 1 << BackendId::PACKED_BITS);
 
 /// Slot number of an unknown next hop.
 pub const UNRESOLVED: u32 = u32::MAX;

@@ -17,7 +17,7 @@ mod yield_order;
 
 pub use crate::wire::processor::{prefetch, prefetch_at, prefetch_to_write};
 pub(crate) use affinity::AffinityTable;
-pub(crate) use entry::flow_of;
+pub(crate) use entry::{BACKEND_SLOTS, flow_of};
 pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED, VerificationTags};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
@@ -26,11 +26,12 @@ pub(crate) use shares::{FLOWS_FACTOR, PORTS_FACTOR, may_grow};
 pub(crate) use transitions::tags_of_first;
 pub use transitions::{Segment, advance};
 
-pub use snat::{LeaseOffer, PoolId, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot};
-pub(crate) use snat::{TrialPorts, UsedPort};
-pub use state::plain::is_plain;
-pub(crate) use state::plain::{Admission, UDP_SIGNAL};
-pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, next_state};
+pub use snat::{
+    LeaseOffer, PoolId, PortShare, SNAT_ADDRESSES_MAX, SnatAddress, SnatLease, SnatPorts, SnatTarget, TARGETS_MAX, TargetSlot,
+};
+pub(crate) use snat::{PortSpread, TrialPorts, UsedPort};
+pub(crate) use state::{Admission, UDP_SIGNAL};
+pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };

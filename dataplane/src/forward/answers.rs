@@ -4,7 +4,7 @@
 //!
 //! **Invariant:** nothing is answered before the first complete state.
 //!
-//! Not here: the decision to answer an IP packet, and the bytes of answers (`icmp`, `rewrite`).
+//! Not here: the decision to answer an IP packet, and the bytes of answers (`neighbours`, `icmp`, `rewrite`).
 
 use arrayvec::ArrayVec;
 
@@ -13,8 +13,8 @@ use super::observer::{Observe, PacketOutcome};
 use super::rewrite;
 use crate::forward::decide::{Answer, RESETS_MAX};
 use crate::forward::rewrite::Reset;
-use crate::icmp;
-use crate::icmp::{IcmpError, Permission, UnresolvedNeighbour, VipClaim};
+use crate::icmp::{self, IcmpError};
+use crate::neighbours::{self, Permission, UnresolvedNeighbour, VipClaim};
 use crate::port::{Arrival, Link, Port};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
@@ -23,17 +23,17 @@ use crate::wire::{Address, Buffer, Headers, Mac};
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/internals/decisions/0013).
     pub(super) fn arp(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer) {
-        let asked = icmp::arp_question(buffer.bytes());
-        if let Some((vip, mac)) = icmp::arp_claim(buffer.bytes()) {
+        let asked = neighbours::arp_question(buffer.bytes());
+        if let Some((vip, mac)) = neighbours::arp_claim(buffer.bytes()) {
             self.note_claim(snapshot, arrival, (vip, mac), false);
-        } else if let Some((vip, mac)) = icmp::arp_probe(buffer.bytes()).filter(|_| self.ownership.is_elected()) {
+        } else if let Some((vip, mac)) = neighbours::arp_probe(buffer.bytes()).filter(|_| self.ownership.is_elected()) {
             // Of the gateway that has given the address up, which it may have announced.
             self.note_claim(snapshot, arrival, (vip, mac), true);
         }
         let Some(permission) = asked.and_then(|target| self.may_answer_for(snapshot, arrival, target)) else {
             return self.give_to_linux(snapshot, arrival, buffer);
         };
-        let told = icmp::arp_claim(buffer.bytes())
+        let told = neighbours::arp_claim(buffer.bytes())
             .filter(|&(sender, mac)| has_moved(snapshot, arrival.link, sender, mac))
             .and_then(|_| {
                 let frame = buffer.bytes();
@@ -43,7 +43,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                     fits
                 })
             });
-        if icmp::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
+        if neighbours::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
             self.answered(arrival, permission, buffer);
         } else {
             self.drop(buffer, DropReason::Malformed);
@@ -82,7 +82,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         match own.and_then(u128::from_ip) {
             Some(own) => {
                 let at = snapshot.port(link.port()).mac;
-                self.for_linux(snapshot, link, |copy| icmp::solicitation(copy, (sender, mac), (own, at)))
+                self.for_linux(snapshot, link, |copy| neighbours::solicitation(copy, (sender, mac), (own, at)))
             }
             None => {
                 self.ask(UnresolvedNeighbour { link, address: sender.ip() });
@@ -124,13 +124,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         buffer: &P::Buffer,
         headers: &Headers<A>,
     ) {
-        if let Some((vip, mac)) = icmp::neighbour_claim(buffer.bytes(), headers) {
+        if let Some((vip, mac)) = neighbours::neighbour_claim(buffer.bytes(), headers) {
             self.note_claim(snapshot, arrival, (vip, mac), false);
         }
     }
 
     pub(super) fn solicited(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer, headers: &Headers<u128>) {
-        let asked = icmp::neighbour_question(buffer.bytes(), headers);
+        let asked = neighbours::neighbour_question(buffer.bytes(), headers);
         let Some(permission) = asked.and_then(|target| self.may_answer_for(snapshot, arrival, target)) else {
             return match snapshot.role(headers.tuple.destination) {
                 AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => {
@@ -144,10 +144,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if snapshot.role(headers.tuple.source) != AddressRole::Elsewhere {
             return self.drop(buffer, DropReason::OwnSource);
         }
-        let moved =
-            icmp::neighbour_asker(buffer.bytes(), headers).filter(|&(who, mac)| has_moved(snapshot, arrival.link, who, mac));
+        let moved = neighbours::neighbour_asker(buffer.bytes(), headers)
+            .filter(|&(who, mac)| has_moved(snapshot, arrival.link, who, mac));
         let told = moved.and_then(|asker| self.solicitation_by(snapshot, arrival.link, asker));
-        if icmp::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
+        if neighbours::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
             self.answered(arrival, permission, buffer);
         } else {
             self.drop(buffer, DropReason::Malformed);

@@ -22,7 +22,8 @@ use crate::forward::decide::{
 };
 use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
-use crate::icmp::{AnswerLimiter, NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
+use crate::icmp::AnswerLimiter;
+use crate::neighbours::{NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
 use crate::port::{Arrival, Burst, Port, TwinRate};
 use crate::snapshot::Snapshot;
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};

@@ -12,7 +12,7 @@ use super::engine::Engine;
 use super::observer::{Observe, PacketOutcome};
 use crate::flow::Candidate;
 use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
-use crate::icmp;
+use crate::neighbours;
 use crate::port::{Arrival, Link, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::DropReason;
@@ -67,22 +67,22 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         match parse(buffer.bytes()) {
             Ok(Parsed::V4(headers)) => self.packet_of_linux(snapshot, twin, buffer, &headers),
             Ok(Parsed::V6(headers)) => {
-                let asked = icmp::neighbour_question(buffer.bytes(), &headers);
+                let asked = neighbours::neighbour_question(buffer.bytes(), &headers);
                 // An answer to an address of the engine would go to the kernel, which must not receive packets for
                 // those.
                 let is_from_kernel = matches!(snapshot.role(headers.tuple.source), AddressRole::Twin(_) | AddressRole::Elsewhere);
                 if !is_from_kernel || !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
                     return self.packet_of_linux(snapshot, twin, buffer, &headers);
                 }
-                let done = icmp::neighbour_advertisement(&mut buffer, &headers, snapshot.port(port).mac);
+                let done = neighbours::neighbour_advertisement(&mut buffer, &headers, snapshot.port(port).mac);
                 self.answer_linux(twin, buffer, done);
             }
             Ok(Parsed::Arp) => {
-                let asked = icmp::arp_question(buffer.bytes());
+                let asked = neighbours::arp_question(buffer.bytes());
                 if !asked.is_some_and(|target| snapshot.role(target) == AddressRole::Vip) {
                     return self.egress.send_tagged(port, tags, buffer, &mut self.tally);
                 }
-                let done = icmp::arp_reply(&mut buffer, snapshot.port(port).mac);
+                let done = neighbours::arp_reply(&mut buffer, snapshot.port(port).mac);
                 self.answer_linux(twin, buffer, done);
             }
             Ok(Parsed::Other) => self.egress.send_tagged(port, tags, buffer, &mut self.tally),

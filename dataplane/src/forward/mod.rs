@@ -2,8 +2,9 @@
 //! forwards packets of known flows, `sort` parses the others and hands over those of other workers, `decide` gives the
 //! verdict, `engine` carries it out, `rewrite` changes the bytes.
 //!
-//! Special cases have files of their own: `fragments`, `icmp_errors`, `answers` (ARP, resets, replies), `linux`
-//! (packets of the kernel).
+//! Special cases have files of their own: `related` (fragments and ICMP errors, which follow the flow of another
+//! packet), `answers` (ARP, resets, replies), `linux` (packets of the kernel). `flow_transfer` takes over flows of the
+//! process before and of other gateways.
 
 mod answers;
 mod burst;
@@ -11,11 +12,11 @@ mod decide;
 mod engine;
 mod execute;
 mod fast;
-mod fragments;
-mod icmp_errors;
+mod flow_transfer;
 mod linux;
 mod observer;
 mod plan;
+mod related;
 pub mod rewrite;
 mod sort;
 mod worker;
@@ -24,12 +25,9 @@ pub use decide::explain::{
     ExplainError, ExplainedFrontend, ExplainedPacket, Explainer, Explanation, FlowEffect, Leaves, Outcome, PacketKind, TunnelEnds,
 };
 pub use decide::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
+pub use flow_transfer::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
 pub use observer::{
-    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FILTER_INSTRUCTIONS_MAX,
-    FilterError, FilterInstruction, FlowUse, FrameCopy, Metered, Observe, ObservedEnd, PacketEnds, PacketFilter, PacketFlow,
-    PacketOutcome, PacketSource, SentFrame, WorkerCapture,
+    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FlowUse, FrameCopy, Metered,
+    Observe, ObservedEnd, PacketEnds, PacketFlow, PacketOutcome, PacketSource, SentFrame, WorkerCapture,
 };
-pub use worker::{
-    FlowFate, NoMemory, Parts, PortWithTwin, RestoreReport, SWEEP_TICKS, SWEPT_PER_POLL, SavedAt, SavedFlows, SavedFlowsError,
-    Worker,
-};
+pub use worker::{NoMemory, Parts, PortWithTwin, SWEEP_TICKS, SWEPT_PER_POLL, Worker};

@@ -13,11 +13,7 @@
 //!
 //! Not here: what happens to a packet (`burst`, `decide`, `engine`).
 
-mod halves;
 mod observed;
-mod restore;
-mod saved_flows;
-mod shadows;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -26,23 +22,23 @@ use crossbeam_queue::ArrayQueue;
 
 use super::engine::Engine;
 use super::fast;
+use super::flow_transfer::{Owned, Replicating, SavedFlows, tells};
 use super::observer::{Observe, PacketSource};
 use crate::flow::{
     BackendId, Direction, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
-    IdleLimits, PoolId, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
+    IdleLimits, PoolId, PortShare, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
 };
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
-use crate::icmp::{Announcements, AnswerLimiter, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
+use crate::icmp::AnswerLimiter;
+use crate::neighbours::{Announcements, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{RouteTo, Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Tags, TupleKey, protocol, split_mix};
-use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers, PortShare};
+use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers};
 use observed::ObservedFrom;
-pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
-use shadows::{Owned, Replicating, tells};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);

@@ -1,9 +1,10 @@
-//! Packet I/O: the interface of ports, links, how packets arrive, the filter of received frames, the rings to the
-//! Linux twins with their rate limit, and the doorbells of threads that sleep.
+//! Packet I/O: the interface of ports, links, how packets arrive, the filter of received frames, capture filters, the
+//! rings to the Linux twins with their rate limit, and the doorbells of threads that sleep.
 //!
 //! Not here: DPDK and taps, which the root package connects.
 
 mod arrival;
+mod capture_filter;
 mod doorbell;
 mod frame_filter;
 mod io;
@@ -15,6 +16,7 @@ mod twin;
 mod twin_rate;
 
 pub(crate) use arrival::{Arrival, Origin};
+pub use capture_filter::{FILTER_INSTRUCTIONS_MAX, FilterError, FilterInstruction, PacketFilter};
 pub use doorbell::Doorbell;
 pub(crate) use frame_filter::{FrameFilter, SentTo};
 pub use io::{BURST, Burst, Port};

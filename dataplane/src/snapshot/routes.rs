@@ -6,7 +6,6 @@
 //! Not here: the routes of the kernel, from which the compiler builds these tables.
 
 mod client_routers;
-mod lookup;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,7 +19,6 @@ use crate::flow::UNRESOLVED;
 use crate::port::{Link, PortIndex};
 use crate::wire::{Address, ByFamily, Ethernet, Mac, TAG_BYTES, TableHash, is_link_local, split_mix};
 use client_routers::{ClientRouters, NUMBERS, RouterNumbers};
-pub use lookup::RouteLookup;
 
 /// Identifies a next hop.
 pub(crate) type NextHopKey = (Link, IpAddr);
@@ -479,5 +477,42 @@ impl Routes {
 
     pub(crate) fn resolves(&self, link: Link, address: IpAddr) -> bool {
         self.mac_of(link, address).is_some()
+    }
+}
+
+/// The routes of a snapshot without next hops, for tasks beside the workers, which must not keep a snapshot alive. A copy is
+/// free. Whether the Ethernet address of a next hop is known changes more often, and is not in it.
+#[derive(Clone, Debug)]
+pub struct RouteLookup {
+    v4: Arc<Prefixes<u32, RouteTarget>>,
+    v6: Arc<Prefixes<u128, RouteTarget>>,
+    interfaces: Arc<[u32]>,
+}
+
+impl RouteLookup {
+    pub(crate) fn new(routes: &Routes, interfaces: Arc<[u32]>) -> Self {
+        Self { v4: routes.v4.clone(), v6: routes.v6.clone(), interfaces }
+    }
+
+    /// Whether packets to an address leave by a port.
+    #[must_use]
+    pub fn has_route(&self, to: IpAddr) -> bool {
+        let target = match to {
+            IpAddr::V4(to) => self.v4.get(to.into()),
+            IpAddr::V6(to) => self.v6.get(to.into()),
+        };
+        matches!(target, Some(RouteTarget::OnLink(_) | RouteTarget::Via(_)))
+    }
+
+    /// The kernel's indices of the interfaces behind the ports, ascending.
+    #[must_use]
+    pub fn interfaces(&self) -> &[u32] {
+        &self.interfaces
+    }
+
+    /// Whether both are of the same routes and interfaces. Two lookups with equal routes may count as different.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.v4, &other.v4) && Arc::ptr_eq(&self.v6, &other.v6) && self.interfaces == other.interfaces
     }
 }

@@ -8,13 +8,13 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Number of backends whose traffic is counted separately: the slots of a snapshot, as many as there may be targets.
-pub(crate) const BACKEND_SLOTS: usize = 1 << BACKEND_SLOT_BITS;
-const BACKEND_SLOT_BITS: u32 = 17;
+/// Number of backends whose traffic is counted separately.
+pub(crate) const COUNTED_BACKENDS: usize = 1 << BACKEND_BITS;
+const BACKEND_BITS: u32 = 17;
 
 /// Number of counter slots: of each backend 16, one for each number of a frontend. 2,097,152 * 64 bytes = 128 MiB of
 /// addresses per worker, of which memory is used only for the pages that are written.
-pub(crate) const COUNTER_SLOTS: usize = BACKEND_SLOTS << FrontendNumber::BITS;
+pub(crate) const COUNTER_SLOTS: usize = COUNTED_BACKENDS << FrontendNumber::BITS;
 
 /// Distinguishes the frontends that lead to one backend: 1 to 15. 0: no present frontend, which is that of flows that
 /// outlived theirs.
@@ -84,13 +84,13 @@ impl CounterSlot {
     #[must_use]
     #[inline(always)]
     pub const fn new(backend_slot: u32, frontend: FrontendNumber) -> Self {
-        Self::of_index((frontend.0 as u32) << BACKEND_SLOT_BITS | backend_slot & ((1 << BACKEND_SLOT_BITS) - 1))
+        Self::of_index((frontend.0 as u32) << BACKEND_BITS | backend_slot & ((1 << BACKEND_BITS) - 1))
     }
 
     /// The number of the frontend above the slot of the backend.
     #[inline(always)]
     pub(crate) const fn of_index(index: u32) -> Self {
-        Self(index & ((1 << (BACKEND_SLOT_BITS + FrontendNumber::BITS)) - 1))
+        Self(index & ((1 << (BACKEND_BITS + FrontendNumber::BITS)) - 1))
     }
 
     /// Below [`COUNTER_SLOTS`].
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn no_two_backends_and_frontends_share_a_counter_slot() {
         let numbers = || (0..=u32::from(FrontendNumber::MAX)).map(FrontendNumber::new);
-        let backends = [0, 1, 255, (1 << BACKEND_SLOT_BITS) - 1];
+        let backends = [0, 1, 255, (1 << BACKEND_BITS) - 1];
         let mut indexes: Vec<_> =
             numbers().flat_map(|number| backends.map(|slot| CounterSlot::new(slot, number).index())).collect();
         assert!(indexes.iter().all(|index| *index < COUNTER_SLOTS));

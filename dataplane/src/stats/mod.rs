@@ -10,7 +10,7 @@ mod service_drops;
 mod service_flows;
 mod tally;
 
-pub(crate) use counter_slot::{BACKEND_SLOTS, COUNTER_SLOTS, FrontendNumberSet};
+pub(crate) use counter_slot::{COUNTED_BACKENDS, COUNTER_SLOTS, FrontendNumberSet};
 pub use counter_slot::{CounterSlot, FrontendNumber};
 pub use counters::{Account, BackendCounters, Counter, WorkerCounters};
 pub use drop_reason::DropReason;

@@ -2,7 +2,7 @@
 //! Shares no code with the engine.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test that asks for an impossible frame shall fail there")]
 
-use crate::testing::{len16, slow_checksum};
+use super::checksums::{len16, slow_checksum};
 
 /// Offset of the end of an IPv4 header.
 const V4_END: usize = 34;

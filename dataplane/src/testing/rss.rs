@@ -1,7 +1,8 @@
 //! Receive side scaling of a network card in software: the Toeplitz hash, computed bit by bit as published, and a
-//! redirection table. No driver that tests can use has one.
+//! redirection table, for tests of the engine alone.
 
-use crate::workers::{RssKey, RssKind};
+use crate::wire::RssKey;
+use crate::workers::RssKind;
 
 /// How a card spreads frames over its receive queues.
 #[derive(Clone, Debug)]

@@ -21,8 +21,8 @@ use super::fragmented_flows::FragmentedFlows;
 use super::id::WorkerId;
 use super::identification_blocks::IdentificationBlocks;
 use super::rss_proof::{Observer, RssProof};
-use super::snat_port_share::PortShare;
 use super::steering::Steering;
+use crate::flow::PortShare;
 use crate::port::{BURST, Burst, Doorbell, PortIndex};
 
 /// Maximum number of packets in one element of a queue. A burst consists of full elements, and few packets take few lines

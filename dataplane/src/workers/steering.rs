@@ -12,12 +12,10 @@
 
 use std::sync::Arc;
 
-use super::id::{RETA_ENTRIES, WORKERS_MAX, WorkerId};
-use super::snat_port_share::PortShare;
-use super::snat_port_spread::PortSpread;
+use super::id::{WORKERS_MAX, WorkerId};
 use super::steering_table::PacketTarget;
-use super::toeplitz::RssKey;
-use crate::wire::{Address, Tuple, TupleHash, TupleKey};
+use crate::flow::{PortShare, PortSpread};
+use crate::wire::{Address, RETA_ENTRIES, RssKey, Tuple, TupleHash, TupleKey};
 
 /// The method that determines owners.
 #[derive(Clone, Debug)]
@@ -81,7 +79,7 @@ impl Steering {
     pub fn share(&self, worker: WorkerId) -> PortShare {
         match &self.owner_hash {
             OwnerHash::Own => PortShare::of_worker(worker.0.into(), self.workers.into()),
-            OwnerHash::Toeplitz { spread, .. } => PortShare::spread(Arc::clone(spread), worker),
+            OwnerHash::Toeplitz { spread, .. } => PortShare::spread(Arc::clone(spread), worker.0),
         }
     }
 

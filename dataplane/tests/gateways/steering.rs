@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use dataplane::flow::Tick;
 use dataplane::flow::{SnatAddress, SnatPorts, SnatTarget, TargetSlot};
 use dataplane::testing::{Packet, Rss, Segment};
-use dataplane::workers::{PacketTarget, RETA_ENTRIES, Steering, WorkerId};
+use dataplane::wire::RETA_ENTRIES;
+use dataplane::workers::{PacketTarget, Steering, WorkerId};
 use dataplane::{Address, Tuple};
 use proptest::prelude::*;
 

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use dataplane::forward::{
-    CAPTURE_BATCHES, CaptureBatch, CaptureQueue, CapturedPacket, FilterInstruction, FlowUse, Inquired, ObservedEnd, PacketFilter,
-    PacketSource, WorkerCapture,
+    CAPTURE_BATCHES, CaptureBatch, CaptureQueue, CapturedPacket, FlowUse, Inquired, ObservedEnd, PacketSource, WorkerCapture,
 };
+use dataplane::port::{FilterInstruction, PacketFilter};
 use dataplane::tcp_flags::{ACK, FIN, SYN};
 use dataplane::testing::{Packet, arp_request};
 use dataplane::{BURST, DropReason, PacketOutcome, PortIndex};

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::testing::{Packet, Rss, arriving_at};
-use dataplane::workers::{Proof, RETA_ENTRIES, RssKind, RssProof, Steering};
+use dataplane::wire::RETA_ENTRIES;
+use dataplane::workers::{Proof, RssKind, RssProof, Steering};
 use dataplane::{
     Buffer, Compiler, Config, DropReason, Health, MemoryBuffer, MemoryPort, Network, PacketOutcome, Parts, Peers, PortIndex,
     PortQueues, Publisher, TwinQueues, Worker, WorkerCounters, tcp_flags,

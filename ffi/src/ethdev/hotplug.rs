@@ -8,9 +8,9 @@ use std::path::Path;
 use crate::device::{self, Device};
 use crate::eal::{device_requests, log};
 use crate::error::Error;
-use crate::linux::interface;
 use crate::pci;
 use crate::raw;
+use linux::interface;
 
 /// -EFAULT: what `rte_dev_probe` returns for a name that no driver takes.
 const NO_SUCH_DRIVER: i32 = -libc::EFAULT;

@@ -1,7 +1,8 @@
 //! A network port: attaches a device, configures its queues (as many as wanted, at most those that the device has), and
 //! starts it. The port is stopped and closed when its last part is dropped.
 //!
-//! No offload is requested in either direction, so received frames are those on the wire.
+//! No offload is requested that changes packets, so received frames are those on the wire. Requested are the RSS hash of
+//! received packets, and the fast release of transmitted ones where its condition holds ([`PortConfig::fast_free`]).
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -12,14 +13,15 @@ use std::sync::Arc;
 use super::hotplug::{attach, attached_members};
 use super::owned_port::OwnedPort;
 use super::queue::{RxQueue, TxQueue};
-use super::rss::{self, HashedKind, NoSpread, Spread};
+use super::queue_mode::QueueModes;
+use super::rss::{self, NoSpread, Spread, Spreading};
 use super::wakeup::{self, Wakeup};
 use crate::device::{AF_PACKET, Device};
 use crate::eal::{Eal, device_requests, log};
 use crate::error::Error;
-use crate::linux::interface;
 use crate::mempool::Mempool;
 use crate::raw;
+use linux::interface;
 
 /// Descriptors of each queue of a port. Drivers adjust the numbers to what their devices take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +68,10 @@ pub struct PortConfig {
     pub descriptors: Descriptors,
     /// Whether receive queues shall wake threads that sleep, where the device can ([`RxQueue::readable`]).
     pub wakes: bool,
+    /// Whether all packets that the port sends come from one pool, in one segment each, with one reference, and without
+    /// memory of others attached. Drivers that offer it then return them to the pool without a look at them
+    /// (`RTE_ETH_TX_OFFLOAD_MBUF_FAST_FREE`).
+    pub fast_free: bool,
 }
 
 /// A started port with its queues.
@@ -77,8 +83,8 @@ pub struct StartedPort {
     pub rx: Vec<RxQueue>,
     /// Its transmit queues, likewise.
     pub tx: Vec<TxQueue>,
-    /// Whether the device reports that it distributes received packets as configured.
-    pub spread: Result<Vec<HashedKind>, NoSpread>,
+    /// How the device reports that it distributes received packets, or why not as configured.
+    pub spread: Result<Spreading, NoSpread>,
 }
 
 /// Counters of the driver, since its start.
@@ -122,6 +128,7 @@ pub struct Port {
     rx_queues: u16,
     tx_queues: u16,
     descriptors: Descriptors,
+    modes: QueueModes,
     /// What the sockets of af_packet have reported as missed so far: each report starts them anew.
     missed_by_sockets: Cell<u64>,
     // DPDK does not allow concurrent control calls on one port.
@@ -155,6 +162,7 @@ impl Port {
             rss_key: config.spread.as_ref().map_or(ptr::null(), |spread| spread.key.as_ptr()),
             spreads: 0,
             interrupts: (config.wakes && wakeup::may_interrupt(&config.device)).into(),
+            fast_free: config.fast_free.into(),
             mtu_min: 0,
             mtu_max: 0,
             step: 0,
@@ -189,6 +197,7 @@ impl Port {
             rx_queues: setup.rx_queues,
             tx_queues: setup.tx_queues,
             descriptors: Descriptors { rx: setup.rx_descriptors, tx: setup.tx_descriptors },
+            modes: QueueModes::of(&owned),
             missed_by_sockets: Cell::new(0),
             owned: Arc::clone(&owned),
             not_sync: PhantomData,
@@ -228,8 +237,15 @@ impl Port {
         &mut self.members
     }
 
+    /// How its queues move packets, since its start.
+    #[must_use]
+    pub fn modes(&self) -> &QueueModes {
+        &self.modes
+    }
+
     /// Number of receive queues and of transmit queues.
-    pub(super) fn queue_counts(&self) -> (usize, usize) {
+    #[must_use]
+    pub fn queue_counts(&self) -> (usize, usize) {
         (self.rx_queues.into(), self.tx_queues.into())
     }
 
@@ -421,6 +437,7 @@ mod tests {
                 spread: None,
                 descriptors: Descriptors::default(),
                 wakes: false,
+                fast_free: false,
             };
             for _ in 0..3 {
                 let id = attach(&"net_null0".parse().unwrap()).unwrap();

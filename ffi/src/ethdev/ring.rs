@@ -85,6 +85,7 @@ impl RingPort {
             spread: None,
             descriptors: Descriptors::default(),
             wakes: false,
+            fast_free: false,
         };
         let StartedPort { port, mut rx, mut tx, .. } = Port::configure(id, &config, pool)?;
         let (Some(rx), Some(tx)) = (rx.pop(), tx.pop()) else { return Err(refused("have its queues")) };

@@ -36,6 +36,15 @@ fn kinds_of(hashes: u32) -> Vec<HashedKind> {
     kinds.into_iter().filter(|(bit, _)| hashes & bit != 0).map(|(_, kind)| kind).collect()
 }
 
+/// How a device distributes received packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spreading {
+    /// The kinds of packets that it hashes with their ports.
+    pub kinds: Vec<HashedKind>,
+    /// Entries of its redirection table.
+    pub table_entries: u16,
+}
+
 /// Why a device does not distribute received packets as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSpread {
@@ -43,7 +52,7 @@ pub enum NoSpread {
     #[error("not asked for")]
     NotAsked,
     /// There are fewer receive queues than workers.
-    #[error("{driver} has {found} receive queues")]
+    #[error("{driver} has {found} receive queue{}", if *found == 1 { "" } else { "s" })]
     Queues {
         /// The driver.
         driver: String,
@@ -98,12 +107,20 @@ fn refused(driver: String, part: i32, entries: u16, code: i32) -> NoSpread {
     NoSpread::Refused { driver, part, reason }
 }
 
-/// Entries of the table to be set on a device that reports `reported` of them. mlx5 reports as many as it has queues,
-/// where that is a power of two, and takes any size; other drivers refuse every size but their own, or fill only a part
-/// of their table.
-fn table_entries(reported: u16) -> u16 {
-    let entries = u16::try_from(raw::SLUICE_RETA_ENTRIES).unwrap_or(u16::MAX);
-    if reported > 0 && reported.is_multiple_of(entries) { reported } else { entries }
+/// Entries of the smallest redirection table that is set besides those of 128. Still smaller ones belong to virtual cards
+/// (vmxnet3: four a queue).
+const ENTRIES_MIN: u16 = 64;
+
+/// Entries of the table to be set on a device that reports `reported` of them (docs/internals/decisions/0158). A larger
+/// table than the 128 `queues` repeats them. A smaller one is what they repeat, or does not lead where they lead. mlx5
+/// reports as many entries as it has queues, where that is a power of two, and takes any number; other drivers refuse
+/// every size but their own, or fill only a part of their table.
+fn table_entries(queues: &[u16; raw::SLUICE_RETA_ENTRIES as usize], reported: u16) -> u16 {
+    let all = u16::try_from(queues.len()).unwrap_or(u16::MAX);
+    let repeats = |entries: u16| queues.iter().zip(&queues[usize::from(entries)..]).all(|(one, other)| one == other);
+    let is_larger = reported > 0 && reported.is_multiple_of(all);
+    let is_repeated = (ENTRIES_MIN..all).contains(&reported) && all.is_multiple_of(reported) && repeats(reported);
+    if is_larger || is_repeated { reported } else { all }
 }
 
 /// Configures the distribution over the queues of a started port, and reads back whether the device uses it, and for which
@@ -114,7 +131,7 @@ pub(super) fn distribute(
     spread: Option<&Spread>,
     wanted_queues: u16,
     setup: &raw::sluice_port_setup,
-) -> Result<Vec<HashedKind>, NoSpread> {
+) -> Result<Spreading, NoSpread> {
     let driver = || driver.to_owned();
     let spread = spread.ok_or(NoSpread::NotAsked)?;
     if setup.rx_queues < wanted_queues {
@@ -124,14 +141,14 @@ pub(super) fn distribute(
         return Err(NoSpread::NoHash { driver: driver() });
     }
     // SAFETY: the port is started.
-    let entries = table_entries(unsafe { raw::sluice_port_table_entries(port.id) });
-    let mut part = 0;
+    let table_entries = table_entries(&spread.queues, unsafe { raw::sluice_port_table_entries(port.id) });
+    let (key, queues, mut part) = (spread.key.as_ptr(), spread.queues.as_ptr(), 0);
     // SAFETY: the port is started; key and table have the expected lengths and outlive the call; `part` is written only
     // in this call.
-    match unsafe { raw::sluice_port_spread(port.id, spread.key.as_ptr(), spread.queues.as_ptr(), entries, &raw mut part) } {
+    match unsafe { raw::sluice_port_spread(port.id, key, queues, table_entries, &raw mut part) } {
         // SAFETY: the port is started.
-        0 => Ok(kinds_of(unsafe { raw::sluice_port_hashes(port.id) })),
-        code => Err(refused(driver(), part, entries, code)),
+        0 => Ok(Spreading { kinds: kinds_of(unsafe { raw::sluice_port_hashes(port.id) }), table_entries }),
+        code => Err(refused(driver(), part, table_entries, code)),
     }
 }
 
@@ -160,11 +177,20 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_reports_as_many_entries_as_queues_is_offered_128() {
-        let rows =
-            [("mlx5 with two queues", 2, 128), ("mlx5 with 16", 16, 128), ("igb", 128, 128), ("ice", 512, 512), ("none", 0, 128)];
-        for (sentence, reported, expected) in rows {
-            assert_eq!(table_entries(reported), expected, "{sentence}");
+    fn a_card_gets_the_table_that_it_reports_if_that_leads_packets_where_128_entries_do() {
+        let queues = |workers: u16| std::array::from_fn(|entry| u16::try_from(entry).unwrap() % workers);
+        let rows = [
+            ("mlx5 with two queues", 2, 2, 128),
+            ("mlx5 with 16", 16, 16, 128),
+            ("igb", 2, 128, 128),
+            ("ice", 3, 512, 512),
+            ("cnxk, bnxt on a chip P5, virtual functions", 2, 64, 64),
+            ("the same for three workers: entries 0 and 64 differ", 3, 64, 128),
+            ("vmxnet3 with two queues", 2, 8, 128),
+            ("none", 2, 0, 128),
+        ];
+        for (sentence, workers, reported, expected) in rows {
+            assert_eq!(table_entries(&queues(workers), reported), expected, "{sentence}");
         }
     }
 }

@@ -45,5 +45,5 @@ pub(crate) fn pool_of(packets: u32) -> MempoolConfig {
 /// A port of one queue pair, as the device has it.
 pub(crate) fn port_of(device: Device) -> PortConfig {
     let descriptors = Descriptors::default();
-    PortConfig { device, mtu_bytes: 1500, mac: None, queues: 1, spread: None, descriptors, wakes: false }
+    PortConfig { device, mtu_bytes: 1500, mac: None, queues: 1, spread: None, descriptors, wakes: false, fast_free: false }
 }

@@ -86,9 +86,9 @@ mod tests {
 
     use super::super::sealed::tests::moment;
     use super::*;
-    use crate::agent::controller_client::received::tests::{service, state};
     use crate::agent::persist::directories::StateDirs;
     use crate::agent::usable::usable;
+    use crate::controller_client::received::tests::{service, state};
 
     const LONG: Duration = Duration::from_secs(120);
 

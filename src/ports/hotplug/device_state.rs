@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use dpdk_port::QueuePair;
 use dpdk_sys::{Device, MemberChanges};
 
 use super::driver_call::DriverCall;
 use super::released_device::ReleasedDevice;
 use crate::ports::dpdk::OpenedPort;
-use crate::ports::queue_handover::QueuePair;
 use crate::ports::retry::Retry;
 
 /// The state of a port's device as the task knows it.

@@ -7,8 +7,8 @@
 use std::os::fd::OwnedFd;
 
 use dataplane::Mac;
-use dpdk_sys::tap::{self, TapError};
 use ipnet::IpNet;
+use linux::tap::{self, TapError};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressProtocol};

@@ -3,11 +3,11 @@
 //! Not here: taking the others away (`privileges`).
 
 use control::config::settings::ControllerSettings;
-use dpdk_sys::pci;
+use dpdk_sys::Device;
 use rustix::thread::CapabilitySet;
 
+use crate::machine::{Root, needs_raw_io};
 use crate::settings::{Settings, StateSource};
-use crate::tools::doctor::Root;
 
 /// The names of AF_XDP's driver, which loads a BPF program.
 const AF_XDP: &str = "net_af_xdp";
@@ -30,9 +30,9 @@ pub(super) struct PortNeeds {
 impl PortNeeds {
     /// What `settings` need on a machine.
     pub(super) fn of(settings: &Settings, machine: &Root) -> Self {
-        let devices = || settings.ports.iter().flat_map(|port| port.device.parts());
-        let (has_pci, bpf) = (devices().any(|device| device.is_pci()), devices().any(|device| device.has_driver(AF_XDP)));
-        let raw_io = devices().any(|device| device.is_pci() && pci::needs_raw_io(machine.directory(), &device.port_name()));
+        let devices: Vec<Device> = settings.ports.iter().flat_map(|port| port.device.parts()).collect();
+        let (has_pci, bpf) = (devices.iter().any(Device::is_pci), devices.iter().any(|device| device.has_driver(AF_XDP)));
+        let raw_io = needs_raw_io(&devices, machine);
         let controller = embedded(settings).and_then(|controller| controller.listen.tcp.as_ref()).map(|tcp| tcp.address);
         let admin = settings.admin_listen.tcp.as_ref().map(|(address, _)| *address);
         let replication = settings.replication.as_ref().map(|replication| replication.listen);
@@ -71,8 +71,8 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::machine::Machine;
     use crate::settings::SourceChoice;
-    use crate::tools::doctor::Machine;
 
     const IOMMU: (&str, &str) = ("/sys/kernel/iommu_groups/1/type", "DMA\n");
     const NO_IOMMU: (&str, &str) = ("/sys/kernel/iommu_groups/0/name", "vfio-noiommu\n");

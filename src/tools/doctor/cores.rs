@@ -1,8 +1,7 @@
 //! The workers' cores: existing, permitted and isolated.
 
 use super::finding::Finding;
-use super::needs::Needs;
-use super::root::{Root, show_list};
+use crate::machine::{Needs, Root, show_list};
 
 /// `refused` are the cores to which the kernel refuses to pin threads, with the reason. The CPU mask does not show
 /// this: `isolcpus` removes cores from it to which workers can be pinned.
@@ -46,8 +45,8 @@ fn set_aside(root: &Root, needs: &Needs, subject: &str, file: &str, why: &str) -
 #[cfg(test)]
 mod tests {
     use super::super::finding::Level;
-    use super::super::root::tests::Machine;
     use super::*;
+    use crate::machine::Machine;
 
     fn machine() -> Machine {
         Machine::new(&[

@@ -4,9 +4,8 @@ use dpdk_sys::Device;
 use dpdk_sys::pci::{self, NoIommuMode, Verdict};
 
 use super::finding::Finding;
-use super::needs::Needs;
-use super::root::{Root, show_list};
 use super::unit;
+use crate::machine::{Needs, Root, show_list};
 
 /// Directories into which distributions and `ninja install` put DPDK's drivers.
 const LIBRARY_DIRS: [&str; 8] = [
@@ -149,8 +148,8 @@ fn network_devices(root: &Root) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::finding::Level;
-    use super::super::root::tests::Machine;
     use super::*;
+    use crate::machine::Machine;
 
     fn machine(driver: &str) -> Machine {
         Machine::new(&[

@@ -1,11 +1,7 @@
 //! Hugepages, per size and NUMA node, and transparent huge pages.
 
 use super::finding::Finding;
-use super::needs::Needs;
-use super::root::Root;
-
-/// Huge pages of the whole machine.
-const PAGES: &str = "/sys/kernel/mm/hugepages";
+use crate::machine::{HUGEPAGES, Needs, Root, free_hugepages_mb, hugepage_sizes};
 
 pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = hugepages(root, needs);
@@ -15,13 +11,13 @@ pub(super) fn examine(root: &Root, needs: &Needs) -> Vec<Finding> {
 
 fn hugepages(root: &Root, needs: &Needs) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (size, page_kb) in sizes(root, PAGES) {
-        let read = |name: &str| root.number::<u64>(&format!("{PAGES}/{size}/{name}")).unwrap_or(0);
+    for (size, page_kb) in hugepage_sizes(root, HUGEPAGES) {
+        let read = |name: &str| root.number::<u64>(&format!("{HUGEPAGES}/{size}/{name}")).unwrap_or(0);
         let (free, total) = (read("free_hugepages"), read("nr_hugepages"));
         let found = format!("{free} of {total} free{}", by_node(root, &size));
         findings.push(Finding::ok(format!("hugepages of {}", page_size(page_kb)), found));
     }
-    let free_mb = free_hugepages_mb(root, PAGES);
+    let free_mb = free_hugepages_mb(root, HUGEPAGES);
     let required = needs.hugepages_required || needs.has_pci_device();
     let wanted_mb = needs.memory_mb.max(1);
     let found =
@@ -35,21 +31,6 @@ fn hugepages(root: &Root, needs: &Needs) -> Vec<Finding> {
         Finding::note(subject, found, "without them, packets live in ordinary pages, which is slower; PCI ports do not work")
     });
     findings
-}
-
-/// Free memory in huge pages of all sizes, MB, by a directory of the kernel: that of the machine or of a NUMA node.
-pub(in crate::tools) fn free_hugepages_mb(root: &Root, directory: &str) -> u64 {
-    let free = |size: &str| root.number::<u64>(&format!("{directory}/{size}/free_hugepages")).unwrap_or(0);
-    sizes(root, directory).into_iter().map(|(size, page_kb)| free(&size) * page_kb / 1024).sum()
-}
-
-/// Directory names like `hugepages-2048kB`, with the size.
-fn sizes(root: &Root, path: &str) -> Vec<(String, u64)> {
-    let parse = |name: String| {
-        let size = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-        Some((name, size))
-    };
-    root.names(path).into_iter().filter_map(parse).collect()
 }
 
 fn page_size(page_kb: u64) -> String {
@@ -94,8 +75,9 @@ fn transparent(root: &Root) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::finding::Level;
-    use super::super::root::tests::Machine;
+
     use super::*;
+    use crate::machine::Machine;
 
     fn machine(free: &str) -> Machine {
         Machine::new(&[

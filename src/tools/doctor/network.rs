@@ -1,8 +1,7 @@
 //! Requirements of the Linux side: privileges, taps, size of the neighbour table.
 
 use super::finding::Finding;
-use super::needs::Needs;
-use super::root::Root;
+use crate::machine::{Needs, Root};
 
 /// Neighbour table size below which there is a note: every on-link client and backend needs an entry, and beyond the
 /// limit Linux drops silently.
@@ -91,8 +90,8 @@ fn neighbours(root: &Root, family: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::finding::Level;
-    use super::super::root::tests::Machine;
     use super::*;
+    use crate::machine::Machine;
 
     fn level(machine: &Machine, devices: &[&str], subject: &str) -> Level {
         let needs =

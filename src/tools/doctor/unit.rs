@@ -1,8 +1,7 @@
 //! Whether systemd's unit lets the gateway do what its PCI ports need. `doctor`, run by hand, may do more than the unit.
 
 use super::finding::Finding;
-use super::needs::Needs;
-use super::root::Root;
+use crate::machine::{Needs, Root};
 
 const UNIT: &str = "sluiced.service";
 /// Where systemd looks for units and drop-ins.
@@ -46,8 +45,8 @@ fn is_enabled(root: &Root) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::finding::Level;
-    use super::super::root::tests::Machine;
     use super::*;
+    use crate::machine::Machine;
 
     const UIO: (&str, &str) = ("/sys/bus/pci/devices/0000:3b:00.0/driver", "-> ../../drivers/uio_pci_generic");
     const SHIPPED: (&str, &str) = ("/usr/lib/systemd/system/sluiced.service", include_str!("../../../deploy/sluiced.service"));

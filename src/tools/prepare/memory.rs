@@ -8,20 +8,19 @@ use std::path::Path;
 use clap::Parser as _;
 
 use super::step::PrepareStep;
-use crate::cli::{Cli, Command};
-use crate::tools::doctor::{Needs, Root, free_hugepages_mb};
+use crate::machine::{HUGEPAGES, Needs, Root, free_hugepages_mb};
+use crate::tools::cli::{Cli, Command};
 
 /// Size of the huge pages that are reserved, MB: the only size that can be reserved after a boot without much luck.
 const PAGE_MB: u64 = 2;
 const PAGES: &str = "hugepages-2048kB/nr_hugepages";
-const MACHINE: &str = "/sys/kernel/mm/hugepages";
 
 /// Reserves as many huge pages as are still needed: on the NUMA node of the ports, or anywhere if that has too few.
 pub(super) fn reserve(root: &Root, needs: &Needs, config: &Path) -> PrepareStep {
     let wanted_mb = needs.memory_mb.saturating_sub(held_mb(root, config));
     let on_node = needs.node.map(|node| (node, format!("/sys/devices/system/node/node{node}/hugepages")));
     let Some((node, directory)) = on_node.filter(|(_, directory)| root.exists(directory)) else {
-        return reserve_in(root, MACHINE, needs.memory_mb, wanted_mb);
+        return reserve_in(root, HUGEPAGES, needs.memory_mb, wanted_mb);
     };
     match reserve_in(root, &directory, needs.memory_mb, wanted_mb) {
         PrepareStep::Failed(_) => {}
@@ -29,7 +28,7 @@ pub(super) fn reserve(root: &Root, needs: &Needs, config: &Path) -> PrepareStep 
         PrepareStep::Done(text) => return PrepareStep::Done(format!("{text} (NUMA node {node})")),
     }
     let elsewhere = format!("not all on NUMA node {node} of the ports, which is slower");
-    match reserve_in(root, MACHINE, needs.memory_mb, wanted_mb) {
+    match reserve_in(root, HUGEPAGES, needs.memory_mb, wanted_mb) {
         PrepareStep::Kept(text) => PrepareStep::Kept(format!("{text}; {elsewhere}")),
         PrepareStep::Done(text) => PrepareStep::Done(format!("{text}; {elsewhere}")),
         failed @ PrepareStep::Failed(_) => failed,
@@ -84,7 +83,7 @@ fn runs(command_line: &str, config: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tools::doctor::Machine;
+    use crate::machine::Machine;
 
     const TOTAL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
     const NODE: &str = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use objects::scalar::url::HostPort;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -41,22 +42,22 @@ pub(crate) struct CertificateFiles {
 ///
 /// # Errors
 /// If our certificates cannot be used, nobody answers there, or one side refuses the certificate of the other.
-pub(super) async fn connect(host: &str, port: u16, files: &CertificateFiles) -> Result<Channel, ClientError> {
-    let server = || format!("{host}:{port}");
+pub(super) async fn connect(to: &HostPort, files: &CertificateFiles) -> Result<Channel, ClientError> {
+    let server = || to.to_string();
     let config = Arc::new(config(files).map_err(ClientError::Certificates)?);
     // The transport hides why a connection fails, so this makes one before.
-    let failed = |error: io::Error| ClientError::Tls { server: server(), problem: problem(&error, host, files) };
+    let failed = |error: io::Error| ClientError::Tls { server: server(), problem: problem(&error, to.host(), files) };
     let attempt = async {
-        let mut stream = open(Arc::clone(&config), host, port).await?;
+        let mut stream = open(Arc::clone(&config), to).await?;
         // A server that refuses our certificate says so after the handshake; another one sends its settings.
         stream.read_u8().await
     };
     let silent = |_| ClientError::Silent { server: server() };
     timeout(ANSWER_TIMEOUT, attempt).await.map_err(silent)?.map_err(failed)?;
-    let host = host.to_owned();
+    let dialled = to.clone();
     let connector = tower::service_fn(move |_: Uri| {
-        let (config, host) = (Arc::clone(&config), host.clone());
-        async move { open(config, &host, port).await.map(TokioIo::new) }
+        let (config, to) = (Arc::clone(&config), dialled.clone());
+        async move { open(config, &to).await.map(TokioIo::new) }
     });
     // With the scheme https tonic would set up its own TLS.
     let endpoint = Endpoint::from_static("http://admin").connect_timeout(ANSWER_TIMEOUT).timeout(ANSWER_TIMEOUT);
@@ -64,9 +65,9 @@ pub(super) async fn connect(host: &str, port: u16, files: &CertificateFiles) -> 
     endpoint.connect_with_connector(connector).await.map_err(foreign)
 }
 
-async fn open(config: Arc<ClientConfig>, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-    let stream = TcpStream::connect((host, port)).await?;
+async fn open(config: Arc<ClientConfig>, to: &HostPort) -> io::Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(to.host().to_owned()).map_err(io::Error::other)?;
+    let stream = TcpStream::connect((to.host(), to.port())).await?;
     stream.set_nodelay(true)?;
     TlsConnector::from(config).connect(name, stream).await
 }

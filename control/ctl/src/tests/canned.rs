@@ -82,6 +82,20 @@ impl Admin for Canned {
             rx_missed: 0,
             speed_mbps: Some(10_000),
             steering: "single worker".into(),
+            driver: "net_ice".into(),
+            rx: Some(v1::QueueStatus {
+                queues: 2,
+                descriptors: 1024,
+                burst_mode: "Vector AVX2".into(),
+                offloads: vec!["RSS_HASH".into()],
+            }),
+            tx: Some(v1::QueueStatus {
+                queues: 1,
+                descriptors: 512,
+                offloads: vec!["MBUF_FAST_FREE".into()],
+                ..Default::default()
+            }),
+            rss_table: 512,
             ..v1::PortStatus::default()
         };
         Ok(Response::new(v1::ListPortsResponse { ports: vec![port], ..Default::default() }))
@@ -228,7 +242,8 @@ impl Admin for Canned {
             sessions: vec![session("up"), session("down"), session("disabled")],
             ..Default::default()
         };
-        let gone = v1::GatewayStatus { name: "edge-2".into(), draining: true, ..Default::default() };
+        let gone =
+            v1::GatewayStatus { name: "edge-2".into(), draining: true, awaited_by: vec!["default".into()], ..Default::default() };
         Ok(Response::new(v1::ListGatewaysResponse { gateways: vec![gateway, gone] }))
     }
 
@@ -255,6 +270,8 @@ impl Admin for Canned {
             available: "18446744073709551871".into(),
             conflict: String::new(),
             unannounced_by: Vec::new(),
+            awaiting: "1".into(),
+            awaited: vec!["edge-2".into()],
         };
         Ok(Response::new(v1::ListPoolsResponse { pools: vec![pool] }))
     }

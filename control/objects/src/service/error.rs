@@ -147,7 +147,15 @@ pub enum SpecError {
     /// A headless Service.
     #[error("spec.clusterIP is None: a headless Service has no frontend; remove it")]
     Headless,
-    /// An invalid family or policy.
+    /// A field that looks like one that decides who may connect.
+    #[error("field {found} is unknown, did you mean `{meant}`? The Service is not served until it is corrected or removed")]
+    Misspelt {
+        /// Its path.
+        found: String,
+        /// The field that it looks like.
+        meant: &'static str,
+    },
+    /// An invalid type, family or policy.
     #[error("{field} is {found:?}, expected {expected}")]
     Word {
         /// Which field.

@@ -5,6 +5,7 @@
 //! controller (`WRITTEN_BACK`), refused because it changes who may connect or what a backend receives (`REFUSED`), or named
 //! in a remark.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::Value;
@@ -13,7 +14,7 @@ use super::error::SpecError;
 use crate::note::{Cause, Remark, quoted};
 
 /// Prefixes of the annotations of other products.
-const FAMILIES: [&str; 26] = [
+const FAMILIES: [&str; 33] = [
     "metallb.io/",
     "metallb.universe.tf/",
     "lbipam.cilium.io/",
@@ -33,14 +34,23 @@ const FAMILIES: [&str; 26] = [
     "load-balancer.hetzner.cloud/",
     "service.beta.kubernetes.io/linode-loadbalancer-",
     "service.beta.kubernetes.io/vultr-loadbalancer-",
-    "service.beta.kubernetes.io/azure-load-balancer-",
-    "service.beta.kubernetes.io/azure-allowed-",
-    "service.beta.kubernetes.io/azure-deny-",
+    "service.beta.kubernetes.io/azure-",
     "networking.gke.io/load-balancer-",
+    "networking.gke.io/internal-load-balancer-",
     "cloud.google.com/load-balancer-type",
+    "cloud.google.com/l4-rbs",
+    "cloud.google.com/network-tier",
     "service.beta.kubernetes.io/alibaba-cloud-loadbalancer-",
+    ALIBABA_OLD,
     "service.beta.kubernetes.io/oci-load-balancer-",
+    "oci-network-load-balancer.oraclecloud.com/",
+    "oci.oraclecloud.com/load-balancer-type",
+    "oci.oraclecloud.com/loadbalancer-policy",
+    "oci.oraclecloud.com/oci-",
+    "oci.oraclecloud.com/security-rule-management-mode",
 ];
+/// Prefix that Alibaba's annotations had until 2019. Its controller reads both.
+const ALIBABA_OLD: &str = "service.beta.kubernetes.io/alicloud-loadbalancer-";
 /// Annotations that the module `annotations` reads, refuses or reports.
 pub(super) const READ: [&str; 28] = [
     "metallb.io/loadBalancerIPs",
@@ -112,13 +122,14 @@ const EQUIVALENTS: [(&str, &str); 18] = [
 pub fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, SpecError> {
     let mut remarks = Vec::new();
     for (key, value) in annotations.iter().filter(|(key, _)| FAMILIES.iter().any(|family| key.starts_with(family))) {
-        if let Some(remedy) = refused(key, value) {
+        let present = present_name(key);
+        if let Some(remedy) = refused(&present, value) {
             return Err(SpecError::unsupported(&format!("annotation {key}"), value, remedy));
         }
         if READ.contains(&key.as_str()) || WRITTEN_BACK.contains(&key.as_str()) {
             continue;
         }
-        if let Some((_, internal, public)) = INTERNAL.iter().find(|(theirs, ..)| theirs == key) {
+        if let Some((_, internal, public)) = INTERNAL.iter().find(|(theirs, ..)| *theirs == present) {
             let value = value.trim();
             if ![internal, public, &""].iter().any(|known| value.eq_ignore_ascii_case(known)) {
                 let found = quoted(value);
@@ -136,21 +147,25 @@ pub fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, Sp
 }
 
 /// Annotations by which an internal load balancer is asked for, with the values that ask for it and for a public one.
-const INTERNAL: [(&str, &str, &str); 6] = [
+const INTERNAL: [(&str, &str, &str); 10] = [
     ("service.beta.kubernetes.io/azure-load-balancer-internal", "true", "false"),
     ("networking.gke.io/load-balancer-type", "Internal", "External"),
     ("cloud.google.com/load-balancer-type", "Internal", "External"),
     ("service.beta.kubernetes.io/openstack-internal-load-balancer", "true", "false"),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-address-type", "intranet", "internet"),
     ("service.beta.kubernetes.io/oci-load-balancer-internal", "true", "false"),
+    ("oci-network-load-balancer.oraclecloud.com/internal", "true", "false"),
+    ("service.beta.kubernetes.io/do-loadbalancer-network", "INTERNAL", "EXTERNAL"),
+    ("service.beta.kubernetes.io/scw-loadbalancer-private", "true", "false"),
+    ("load-balancer.hetzner.cloud/disable-public-network", "true", "false"),
 ];
 
 /// Whether an annotation of another product asks for an internal load balancer.
 pub(super) fn asks_for_internal(annotations: &BTreeMap<String, String>) -> bool {
-    let asks = |(key, wanted, _): &(&str, &str, &str)| {
-        annotations.get(*key).is_some_and(|value| value.trim().eq_ignore_ascii_case(wanted))
-    };
-    INTERNAL.iter().any(asks)
+    annotations.iter().any(|(key, value)| {
+        let key = present_name(key);
+        INTERNAL.iter().any(|(theirs, wanted, _)| *theirs == key && value.trim().eq_ignore_ascii_case(wanted))
+    })
 }
 
 /// Which values of an annotation change who may connect or what a backend receives.
@@ -160,6 +175,8 @@ enum Refuses {
     All,
     /// Every value but that which the product has without the annotation, and those that switch it off.
     AllBut(&'static str),
+    /// These values.
+    Only(&'static [&'static str]),
     /// A list `a=b,c=d` with `key=true`.
     Attribute(&'static str),
     /// A JSON object with this key, unless its value is the second text, empty or `null`.
@@ -169,13 +186,17 @@ enum Refuses {
 const PROXY: &str = "a PROXY protocol is not sent: let the backends expect none, and remove it";
 const TLS: &str = "let the backends end TLS, and remove it";
 const CLIENTS: &str = "say who may connect by spec.loadBalancerSourceRanges, and remove it";
+const TLS_BEHIND: &str = "nothing is encrypted on the way to the backends: let clients speak TLS with them, and remove it";
 const HEADERS: &str = "headers are not inserted: let the backends do without them, and remove it";
 
-/// Annotations that must not be ignored, with advice. A key that ends in `*` stands for all with this beginning.
-const REFUSED: [(&str, Refuses, &str); 35] = [
+/// Annotations that must not be ignored, with advice. A key that ends in `*` stands for all with this beginning. Names and
+/// values are those of the vendors' controllers.
+const REFUSED: [(&str, Refuses, &str); 60] = [
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-cert", Refuses::All, TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/aws-load-balancer-backend-protocol", Refuses::Only(&["ssl", "https"]), TLS_BEHIND),
     ("service.beta.kubernetes.io/aws-load-balancer-security-groups", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/aws-load-balancer-extra-security-groups", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/aws-load-balancer-security-group-prefix-lists", Refuses::All, CLIENTS),
     (
         "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
@@ -184,7 +205,8 @@ const REFUSED: [(&str, Refuses, &str); 35] = [
     ),
     ("service.cilium.io/src-ranges-policy", Refuses::AllBut("allow"), "source ranges only allow here; remove it"),
     ("loxilb.io/useproxyprotov2", Refuses::AllBut("no"), PROXY),
-    ("loxilb.io/mtls-frontend-mode", Refuses::AllBut("disable"), TLS),
+    ("loxilb.io/mtls-frontend-mode", Refuses::AllBut("disabled"), TLS),
+    ("loxilb.io/mtls-backend-verify", Refuses::AllBut("false"), TLS_BEHIND),
     ("loadbalancer.openstack.org/proxy-protocol", Refuses::AllBut("false"), PROXY),
     ("loadbalancer.openstack.org/x-forwarded-for", Refuses::AllBut("false"), HEADERS),
     ("loadbalancer.openstack.org/default-tls-container-ref", Refuses::All, TLS),
@@ -192,23 +214,27 @@ const REFUSED: [(&str, Refuses, &str); 35] = [
     ("service.beta.kubernetes.io/do-loadbalancer-allow-rules", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/do-loadbalancer-deny-rules", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/do-loadbalancer-certificate-id", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/do-loadbalancer-certificate-name", Refuses::All, TLS),
     ("service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v1", Refuses::AllBut("false"), PROXY),
     ("service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v2", Refuses::AllBut("false"), PROXY),
+    ("service.beta.kubernetes.io/scw-loadbalancer-send-proxy-v2", Refuses::AllBut("false"), PROXY),
     ("service.beta.kubernetes.io/scw-loadbalancer-certificate-ids", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/scw-loadbalancer-http-backend-tls", Refuses::AllBut("false"), TLS_BEHIND),
     ("load-balancer.hetzner.cloud/uses-proxyprotocol", Refuses::AllBut("false"), PROXY),
     ("load-balancer.hetzner.cloud/http-certificates", Refuses::All, TLS),
-    (
-        "load-balancer.hetzner.cloud/disable-public-network",
-        Refuses::AllBut("false"),
-        "ask for a pool by sluice.dev/address-pool, and remove it",
-    ),
+    ("load-balancer.hetzner.cloud/certificate-type", Refuses::Only(&["managed"]), TLS),
+    ("load-balancer.hetzner.cloud/http-managed-certificate-domains", Refuses::All, TLS),
     ("service.beta.kubernetes.io/linode-loadbalancer-proxy-protocol", Refuses::AllBut("none"), PROXY),
     ("service.beta.kubernetes.io/linode-loadbalancer-default-proxy-protocol", Refuses::AllBut("none"), PROXY),
     ("service.beta.kubernetes.io/linode-loadbalancer-port-*", Refuses::Key("proxy-protocol", "none"), PROXY),
+    ("service.beta.kubernetes.io/linode-loadbalancer-port-*", Refuses::Key("tls-secret-name", ""), TLS),
     ("service.beta.kubernetes.io/linode-loadbalancer-firewall-id", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/linode-loadbalancer-firewall-acl", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/vultr-loadbalancer-proxy-protocol", Refuses::AllBut("false"), PROXY),
+    ("service.beta.kubernetes.io/vultr-loadbalancer-ssl", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/vultr-loadbalancer-auto-ssl", Refuses::All, TLS),
     ("service.beta.kubernetes.io/vultr-loadbalancer-firewall-rules", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/vultr-loadbalancer-firewall-rules-cm", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/azure-allowed-ip-ranges", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/azure-allowed-service-tags", Refuses::All, CLIENTS),
     (
@@ -216,24 +242,49 @@ const REFUSED: [(&str, Refuses, &str); 35] = [
         Refuses::AllBut("false"),
         "source ranges deny all others here anyway; remove it",
     ),
+    ("service.beta.kubernetes.io/azure-pls-proxy-protocol", Refuses::AllBut("false"), PROXY),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol", Refuses::AllBut("off"), PROXY),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-xforwardedfor-proto", Refuses::AllBut("off"), HEADERS),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-xforwardedfor-slbport", Refuses::AllBut("off"), HEADERS),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-xforwardedfor-clientsrcport", Refuses::AllBut("off"), HEADERS),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-acl-id", Refuses::All, CLIENTS),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-security-group-ids", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cert-id", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cacert-id", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cacert", Refuses::AllBut("off"), TLS),
     ("service.beta.kubernetes.io/oci-load-balancer-connection-proxy-protocol-version", Refuses::All, PROXY),
+    ("service.beta.kubernetes.io/oci-load-balancer-ssl-ports", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/oci-load-balancer-tls-secret", Refuses::All, TLS),
+    ("service.beta.kubernetes.io/oci-load-balancer-tls-backendset-secret", Refuses::All, TLS_BEHIND),
+    ("oci.oraclecloud.com/oci-load-balancer-rule-sets", Refuses::All, "rules for requests are not applied; remove it"),
+    ("oci.oraclecloud.com/oci-network-security-groups", Refuses::All, CLIENTS),
+    ("oci-network-load-balancer.oraclecloud.com/is-ppv2-enabled", Refuses::AllBut("false"), PROXY),
+    ("oci-network-load-balancer.oraclecloud.com/oci-network-security-groups", Refuses::All, CLIENTS),
 ];
 
 /// Advice for an annotation that must not be ignored.
 fn refused(key: &str, value: &str) -> Option<&'static str> {
     let value = value.trim();
     let is_key = |theirs: &str| theirs.strip_suffix('*').map_or(theirs == key, |beginning| key.starts_with(beginning));
-    let (_, refuses, advice) = REFUSED.iter().find(|(theirs, ..)| is_key(theirs))?;
-    let changes = match refuses {
+    let changes = |refuses: &Refuses| match refuses {
         Refuses::All => true,
         Refuses::AllBut(usual) => !value.eq_ignore_ascii_case(usual),
+        Refuses::Only(words) => words.iter().any(|word| value.eq_ignore_ascii_case(word)),
         Refuses::Attribute(name) => says_true(value, name),
         Refuses::Key(name, usual) => has_other(value, name, usual),
     };
-    (changes && !value.is_empty()).then_some(*advice)
+    if value.is_empty() {
+        return None;
+    }
+    REFUSED.iter().find(|(theirs, refuses, _)| is_key(theirs) && changes(refuses)).map(|(.., advice)| *advice)
+}
+
+/// The name of an annotation in the tables, which have one name of each.
+fn present_name(key: &str) -> Cow<'_, str> {
+    match key.strip_prefix(ALIBABA_OLD) {
+        Some(name) => Cow::Owned(format!("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-{name}")),
+        None => Cow::Borrowed(key),
+    }
 }
 
 /// Whether a list `a=b,c=d` contains `key=true`.
@@ -293,8 +344,10 @@ mod tests {
             let (refused, harmless) = match refuses {
                 Refuses::All => ("arn:aws:acm:1", ""),
                 Refuses::AllBut(usual) => ("yes", usual),
+                Refuses::Only(words) => (words[0], "x"),
                 Refuses::Attribute(_) => ("a.b=c, proxy_protocol_v2.enabled=True", "proxy_protocol_v2.enabled=false"),
-                Refuses::Key(..) => (r#"{"proxy-protocol": "v2"}"#, r#"{"protocol": "tcp"}"#),
+                Refuses::Key("proxy-protocol", _) => (r#"{"proxy-protocol": "v2"}"#, r#"{"protocol": "tcp"}"#),
+                Refuses::Key(..) => (r#"{"tls-secret-name": "a"}"#, r#"{"tls-secret-name": ""}"#),
             };
             let error = of(&key, refused).unwrap_err();
             assert!(error.contains(&key) && error.contains(advice), "{error}");
@@ -312,11 +365,38 @@ mod tests {
             [r#"{"proxy-protocol": "v1"}"#, r#"{"proxy-protocol": "v1""#, r#"{"proxy-protocol": 2}"#].map(linode) == [false; 3]
         );
         let keys: std::collections::BTreeSet<_> = REFUSED.iter().map(|(key, ..)| *key).collect();
-        assert_eq!(keys.len(), REFUSED.len());
+        assert_eq!(keys.len() + 1, REFUSED.len(), "only Linode's ports have two rows");
         assert!(
             keys.iter().all(|key| FAMILIES.iter().any(|family| key.starts_with(family))),
             "an annotation that is never looked at"
         );
+    }
+
+    /// The values by which the controllers of loxilb, Hetzner and Alibaba switch a feature off and on.
+    #[test]
+    fn values_have_the_meaning_that_their_products_give_them() {
+        for (key, on, off) in [
+            ("loxilb.io/mtls-frontend-mode", &["optional", "required"][..], "disabled"),
+            ("loxilb.io/useproxyprotov2", &["yes"], "no"),
+            ("loadbalancer.openstack.org/proxy-protocol", &["true", "v1", "v2"], "false"),
+            ("service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v2", &["true", "*", "80,443"], "false"),
+            ("load-balancer.hetzner.cloud/certificate-type", &["managed"], "uploaded"),
+            ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol", &["on"], "off"),
+            ("service.beta.kubernetes.io/aws-load-balancer-backend-protocol", &["ssl", "https"], "tcp"),
+        ] {
+            assert!(on.iter().all(|value| of(key, value).is_err()), "{key}");
+            assert!(of(key, off).is_ok(), "{key}");
+        }
+    }
+
+    #[test]
+    fn alibabas_old_prefix_means_the_same() {
+        let old = |name: &str| format!("{ALIBABA_OLD}{name}");
+        let error = of(&old("acl-id"), "acl-1").unwrap_err();
+        assert!(error.contains(&old("acl-id")) && error.contains(CLIENTS), "{error}");
+        assert!(asks_for_internal(&[(old("address-type"), "intranet".to_owned())].into()));
+        assert_eq!(of(&old("address-type"), "internet"), Ok(Vec::new()));
+        assert!(of(&old("bandwidth"), "5").unwrap()[0].contains(&old("bandwidth")));
     }
 
     #[test]

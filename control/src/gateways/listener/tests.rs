@@ -15,27 +15,27 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
 use super::*;
-use crate::config::url::ControllerUrl;
 use crate::gateways::publish::{Published, tests::services};
 use crate::gateways::registry::Gateways;
 use crate::gateways::server::{ConfigService, serve};
 use crate::gateways::tls::tests::Authority;
 use crate::gateways::tls::{client_config, identities};
 use crate::kubernetes::lease::{Leader, Leadership};
+use objects::scalar::url::{HostPort, ServerUrl};
 
 const WAIT: Duration = Duration::from_secs(20);
 
 /// A channel to a controller as a gateway opens it, and the group of the certificate. Of an error: its text with its
 /// causes.
-async fn dial(url: &ControllerUrl, gateway: &str, material: &Material) -> Result<(Channel, String), String> {
-    let ControllerUrl::Https { host, port } = url.clone() else { panic!("not over TCP") };
+async fn dial(url: &ServerUrl, gateway: &str, material: &Material) -> Result<(Channel, String), String> {
+    let ServerUrl::Https(server) = url.clone() else { panic!("not over TCP") };
     let (config, group) = client_config(material, gateway).map_err(|error| error.to_string())?;
     let connector = TlsConnector::from(Arc::new(config));
     let connect = tower::service_fn(move |_: http::Uri| {
-        let (connector, host) = (connector.clone(), host.clone());
+        let (connector, server) = (connector.clone(), server.clone());
         async move {
-            let stream = TcpStream::connect((host.as_str(), port)).await?;
-            connector.connect(ServerName::try_from(host).unwrap(), stream).await.map(TokioIo::new)
+            let stream = TcpStream::connect((server.host(), server.port())).await?;
+            connector.connect(ServerName::try_from(server.host().to_owned()).unwrap(), stream).await.map(TokioIo::new)
         }
     });
     let endpoint = Endpoint::from_static("http://controller");
@@ -47,7 +47,7 @@ async fn dial(url: &ControllerUrl, gateway: &str, material: &Material) -> Result
 struct Lab {
     dir: tempfile::TempDir,
     authority: Authority,
-    url: ControllerUrl,
+    url: ServerUrl,
     leadership: watch::Sender<Leadership>,
     _states: watch::Sender<Option<Arc<Published>>>,
     shutdown: CancellationToken,
@@ -73,7 +73,7 @@ impl Lab {
         let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
         let files = write(dir.path(), "controller", &authority.issue(&["sluice://east/controller"]));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = ControllerUrl::Https { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+        let url = ServerUrl::Https(HostPort::new("127.0.0.1", listener.local_addr().unwrap().port()).unwrap());
         let published = Published::first("e".to_owned(), services(&[("web", 1)]), Vec::new());
         let (_states, states) = watch::channel(Some(Arc::new(published)));
         let (leadership, led) = watch::channel(Leadership::Leading { epoch: "e".to_owned() });
@@ -166,8 +166,8 @@ async fn certificates_of_other_authorities_and_expired_ones_are_refused_with_a_r
 #[tokio::test]
 async fn peers_without_tls_or_certificate_are_not_served() {
     let lab = Lab::new().await;
-    let ControllerUrl::Https { port, .. } = lab.url else { panic!("not over TCP") };
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
+    let ServerUrl::Https(ref server) = lab.url else { panic!("not over TCP") };
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{server}")).unwrap();
     match endpoint.connect().await {
         Err(_) => {}
         Ok(channel) => {
@@ -237,10 +237,10 @@ async fn a_gateway_whose_certificate_has_expired_loses_its_stream() {
 #[tokio::test]
 async fn idle_connections_block_no_gateway() {
     let lab = Lab::new().await;
-    let ControllerUrl::Https { ref host, port } = lab.url else { panic!("not over TCP") };
+    let ServerUrl::Https(ref server) = lab.url else { panic!("not over TCP") };
     let mut idle = Vec::new();
     for _ in 0..2 * HANDSHAKES_MAX {
-        idle.push(TcpStream::connect((host.as_str(), port)).await.unwrap());
+        idle.push(TcpStream::connect((server.host(), server.port())).await.unwrap());
     }
     let (_stream, first) = lab.dial("edge-1", &lab.authority.issue(&["sluice://east/edge-1"])).await.unwrap();
     assert!(first.full, "{first:?}");

@@ -4,10 +4,9 @@ use std::net::IpAddr;
 
 use proto::{AddressRange, Family};
 
-use super::Allocations;
 use super::search::is_buggy;
-use crate::plan::forbidden::Forbidden;
-use crate::plan::pools::{PoolState, Pools};
+use super::{Allocations, Rules};
+use crate::plan::pools::PoolState;
 use objects::PoolSpec;
 
 /// Usage figures of one pool.
@@ -17,6 +16,8 @@ pub struct PoolUse {
     pub state: PoolState,
     /// Figures of each of its families; empty if the pool is not in use.
     pub families: Vec<(Family, Figures)>,
+    /// The disconnected gateways that may still forward freed addresses of it. It is empty where none waits for gateways.
+    pub awaited: Vec<String>,
 }
 
 /// Usage figures of one family of a pool.
@@ -28,12 +29,21 @@ pub struct Figures {
     pub used: u128,
     /// Available addresses.
     pub available: u128,
+    /// Those among them that nobody gets yet, because gateways may still forward them for their former Services.
+    pub awaiting: u128,
 }
 
 impl PoolUse {
-    /// Families without an available address.
-    pub fn exhausted(&self) -> impl Iterator<Item = Family> {
-        self.families.iter().filter(|(_, figures)| figures.available == 0).map(|(family, _)| *family)
+    /// Families of which no Service gets an address now, each with the number of those that wait for gateways.
+    pub fn exhausted(&self) -> impl Iterator<Item = (Family, u128)> {
+        let all_wait = self.families.iter().filter(|(_, figures)| figures.available == figures.awaiting);
+        all_wait.map(|(family, figures)| (*family, figures.awaiting))
+    }
+
+    /// Number of freed addresses that wait for gateways.
+    #[must_use]
+    pub fn awaiting(&self) -> u128 {
+        self.families.iter().map(|(_, figures)| figures.awaiting).fold(0, u128::saturating_add)
     }
 
     /// One figure as text for people. A dual-stack pool shows one per family, because families cannot replace each
@@ -49,33 +59,48 @@ impl PoolUse {
 }
 
 impl Allocations {
-    /// Usage figures of every pool.
+    /// Usage figures of every pool. While a pool waits for a gateway that is away, or has nothing but addresses that wait,
+    /// they are made again when gateways report.
     #[must_use]
-    pub fn account(&self, pools: &Pools, forbidden: &Forbidden) -> Vec<PoolUse> {
+    pub fn account(&mut self, rules: Rules<'_>) -> Vec<PoolUse> {
+        let uses = self.uses(rules);
+        let waits = |one: &PoolUse| one.exhausted().any(|(_, awaiting)| awaiting > 0) || !one.awaited.is_empty();
+        if uses.iter().any(waits) {
+            self.wait(rules.now);
+        }
+        uses
+    }
+
+    fn uses(&self, rules: Rules<'_>) -> Vec<PoolUse> {
+        let pools = rules.pools;
         let of_pool = |pool: &PoolSpec| {
-            [Family::V4, Family::V6]
-                .into_iter()
-                .filter_map(|family| Some((family, self.figures(pool, family, forbidden)?)))
-                .collect()
+            [Family::V4, Family::V6].into_iter().filter_map(|family| Some((family, self.figures(pool, family, rules)?))).collect()
         };
         let of_state = |state: &PoolState| {
             let used = pools.iter().find(|pool| pool.name == state.name && state.conflict.is_none());
-            PoolUse { state: state.clone(), families: used.map(of_pool).unwrap_or_default() }
+            let one = PoolUse { state: state.clone(), families: used.map(of_pool).unwrap_or_default(), awaited: Vec::new() };
+            let awaited = if one.awaiting() > 0 { rules.absent.to_vec() } else { Vec::new() };
+            PoolUse { awaited, ..one }
         };
         pools.states().iter().map(of_state).collect()
     }
 
     /// Figures of one family of a pool in use; `None` if the pool has no range of it.
-    fn figures(&self, pool: &PoolSpec, family: Family, forbidden: &Forbidden) -> Option<Figures> {
+    fn figures(&self, pool: &PoolSpec, family: Family, rules: Rules<'_>) -> Option<Figures> {
+        let forbidden = rules.forbidden;
         let ranges = || pool.ranges.iter().filter(|range| range.family() == family);
         ranges().next()?;
         let held = || ranges().flat_map(|range| self.holders.within(range.first(), range.last()));
         let is_counted = |address: &IpAddr| !(pool.avoid_buggy_ips && is_buggy(*address));
         let never = ranges().flat_map(|range| forbidden.within(range.first(), range.last()));
         let never = never.filter(|address| is_counted(address) && !self.holders.is_held(*address));
+        let freed = ranges().flat_map(|range| self.freed.forwarded_within(range.first(), range.last(), rules.reached));
+        let is_left = |address: &IpAddr| is_counted(address) && !self.holders.is_held(*address) && !forbidden.contains(*address);
+        let awaiting = wide(freed.filter(is_left).count());
         let unavailable = held().filter(is_counted).count() + never.count();
         let total = ranges().map(|range| count(range, pool.avoid_buggy_ips)).fold(0, u128::saturating_add);
-        Some(Figures { total, used: wide(held().count()), available: total.saturating_sub(wide(unavailable)) })
+        let available = total.saturating_sub(wide(unavailable));
+        Some(Figures { total, used: wide(held().count()), available, awaiting: awaiting.min(available) })
     }
 }
 
@@ -100,10 +125,10 @@ mod tests {
 
     #[test]
     fn a_dual_stack_pool_has_figures_per_family_and_is_exhausted_by_one() {
-        let figures = |available| Figures { total: 10, used: 10 - available, available };
+        let figures = |available| Figures { total: 10, used: 10 - available, available, awaiting: 0 };
         let mut pool = PoolUse { families: vec![(Family::V4, figures(0)), (Family::V6, figures(7))], ..PoolUse::default() };
         assert_eq!(pool.text_of(|figures| figures.available), "0 IPv4, 7 IPv6");
-        assert_eq!(pool.exhausted().collect::<Vec<_>>(), [Family::V4]);
+        assert_eq!(pool.exhausted().collect::<Vec<_>>(), [(Family::V4, 0)]);
         pool.families.pop();
         assert_eq!(pool.text_of(|figures| figures.total), "10");
     }

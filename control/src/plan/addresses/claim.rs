@@ -223,10 +223,16 @@ pub struct Rules<'a> {
 impl Rules<'_> {
     /// Part of a message: the disconnected gateways for which an address waits.
     pub(super) fn absence(&self) -> String {
-        match shortened(self.absent, ABSENT_NAMED_MAX, ", ", " and ") {
-            none if none.is_empty() => none,
-            names => format!("; not connected: {names} (delete the EdgeGateway of one that is gone for good)"),
-        }
+        absence(self.absent)
+    }
+}
+
+/// Part of a message: disconnected gateways for which a freed address waits; empty if there are none.
+#[must_use]
+pub fn absence(absent: &[String]) -> String {
+    match shortened(absent, ABSENT_NAMED_MAX, ", ", " and ") {
+        none if none.is_empty() => none,
+        names => format!("; not connected: {names} (delete the EdgeGateway of one that is gone for good)"),
     }
 }
 

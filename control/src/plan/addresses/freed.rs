@@ -176,6 +176,14 @@ impl Freed {
         self.by.get(service).into_iter().flatten().copied()
     }
 
+    /// Reserved addresses from `first` to `last`, both included, that a gateway may still forward; `reached` as in
+    /// [`Freed::expire`].
+    pub(super) fn forwarded_within(&self, first: IpAddr, last: IpAddr, reached: Option<u64>) -> impl Iterator<Item = IpAddr> {
+        let range = reached.is_some().then(|| self.of.range(first..=last)).into_iter().flatten();
+        let of_gateways = range.filter(move |(_, holders)| holders.values().any(|kept| !kept.is_removed(reached)));
+        of_gateways.map(|(address, _)| *address)
+    }
+
     /// Reserved addresses from `first` to `last`, both included.
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.of.range(first..=last).map(|(address, _)| *address)

@@ -133,6 +133,29 @@ fn a_freed_address_waits_ten_minutes_for_the_same_name() {
     assert_eq!(lab.assign(&[claim("b", 2), claim("d", 4)]).got("d"), first);
 }
 
+/// Freed addresses wait while a gateway may forward them, and the figures say so.
+#[test]
+fn a_pool_counts_the_addresses_that_wait_for_gateways_and_names_those_that_are_away() {
+    let mut lab = Lab::small();
+    let absent = ["edge-2".to_owned()];
+    let mut figures = |claims: &[Claim], reached, absent: &[String]| {
+        lab.reached = reached;
+        lab.assign(claims);
+        lab.all.published(1);
+        let rules = Rules { pools: &lab.pools, forbidden: &lab.forbidden, reached, absent, now: lab.now };
+        let one = lab.all.account(rules).remove(0);
+        let exhausted: Vec<u128> = one.exhausted().map(|(_, awaiting)| awaiting).collect();
+        let waits = lab.all.waits_for_gateways(lab.now);
+        (one.families[0].1.available, one.awaiting(), exhausted, one.awaited, waits)
+    };
+    let all = [claim("a", 1), claim("b", 2), claim("c", 3)];
+    assert_eq!(figures(&all, Some(0), &[]), (0, 0, vec![0], vec![], false));
+    assert_eq!(figures(&all[..2], Some(0), &absent), (1, 1, vec![1], absent.to_vec(), true), "the figures follow reports");
+    assert_eq!(figures(&all[..1], Some(0), &absent), (2, 2, vec![2], absent.to_vec(), true));
+    assert_eq!(figures(&all[..1], Some(1), &absent), (2, 0, vec![], vec![], false), "all have removed both");
+    assert_eq!(figures(&[], None, &[]), (3, 0, vec![], vec![], false), "no gateway forwards anything");
+}
+
 #[test]
 fn if_nothing_else_is_free_the_reserved_address_that_was_freed_first_is_used() {
     let mut lab = Lab::small();

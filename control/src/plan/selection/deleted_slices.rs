@@ -31,12 +31,12 @@ pub struct DeletedSlices {
 }
 
 impl DeletedSlices {
-    /// The deleted slices of `service`; `before` is [`DeletedSlices::since`] of the previous call.
+    /// The deleted slices of `service`; `before` is the result of the previous call.
     #[must_use]
-    pub fn of(world: &World, service: &ServiceName, before: Option<&BTreeMap<ServiceName, Instant>>, now: Instant) -> Self {
+    pub fn of(world: &World, service: &ServiceName, before: Option<&Self>, now: Instant) -> Self {
         let mut deleted_slices = Self::default();
         for slice in world.deleted_slices_of(service) {
-            let since = before.and_then(|before| before.get(&slice.name)).copied().unwrap_or(now);
+            let since = before.and_then(|before| before.since.get(&slice.name)).copied().unwrap_or(now);
             deleted_slices.since.insert(slice.name.clone(), since);
             let until = since + SLICE_KEPT;
             if until > now {
@@ -52,6 +52,12 @@ impl DeletedSlices {
             }
         }
         deleted_slices
+    }
+
+    /// Whether there are any, and none of them counts any longer.
+    #[must_use]
+    pub fn are_over(&self) -> bool {
+        !self.since.is_empty() && self.until.is_none()
     }
 }
 

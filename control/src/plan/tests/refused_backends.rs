@@ -3,6 +3,7 @@
 use kube::core::Selector;
 
 use super::*;
+use crate::plan::service_life::Limitation;
 use objects::crd::AddressPool;
 
 fn pool(name: &str, addresses: &str, spec: &Value) -> AddressPool {
@@ -95,7 +96,7 @@ fn a_port_that_lost_all_backends_by_refusal_is_named_beside_a_good_one_as_long_a
     two_ports(&mut world, &["10.0.0.1"], &["127.0.0.1"]);
     let first = plan(&world, &settings, &mut memory, Instant::now());
     assert_eq!(first.services[&named("web")].refusal, None, "the good port is served");
-    assert!(first.statuses[&named("web")].is_partly_refused);
+    assert_eq!(first.statuses[&named("web")].limitations, [Limitation::PartRefused]);
     let names_port = |note: &Note| note.remark.cause == Cause::Reason(Reason::Refused) && note.remark.text.contains("tcp 443");
     let names_backend = |note: &Note| note.remark.cause == Cause::BackendRefused && note.remark.text.contains("127.0.0.1:8080");
     for notes in [&first.notes, &memory.current_notes()] {

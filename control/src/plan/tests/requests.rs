@@ -1,6 +1,7 @@
 //! Requests for addresses and families in objects, and what gateways and statuses get of them.
 
 use super::*;
+use crate::plan::service_life::Shortfall;
 
 #[test]
 fn a_request_for_an_address_or_pool_that_cannot_be_read_gets_no_other_address_and_takes_none_away() {
@@ -51,9 +52,10 @@ fn a_service_that_is_patched_to_require_a_second_family_stays_served_at_the_firs
         let (was, is) = (&before.services[&named("web")], &after.services[&named("web")]);
         assert_eq!((&is.refusal, &is.ports), (&None, &was.ports), "{policy}");
         let status = &after.statuses[&named("web")];
-        assert_eq!((&status.ingress[..], status.refusal), (&[ingress("192.0.2.100")][..], None));
+        assert_eq!((&status.ingress[..], status.refusal()), (&[ingress("192.0.2.100")][..], None));
         let is_required = policy == "RequireDualStack";
-        assert_eq!(status.unassigned, is_required.then_some(Reason::Exhausted));
+        let expected = if is_required { Shortfall::Lacks(Reason::Exhausted) } else { Shortfall::LacksPreferredFamily };
+        assert_eq!(status.shortfall, Some(expected));
         let is_told =
             |note: &Note| note.remark.cause == Cause::Reason(Reason::Exhausted) && note.remark.text.contains("no IPv6 address");
         assert_eq!(after.notes.iter().any(is_told), is_required, "{:?}", after.notes);

@@ -6,6 +6,7 @@ use proto::{AffinityScope, Mode, Probe, Reason, Scheduler, Target};
 use serde_json::{Value, json};
 
 use super::{apply, endpoints, named, service, settings, texts};
+use crate::plan::service_life::Limitation;
 use crate::plan::{Memory, Plan, plan};
 use crate::world::World;
 use crate::world::change::Change;
@@ -46,7 +47,8 @@ fn an_unknown_word_of_a_live_service_keeps_what_is_in_force_also_over_a_change_o
         let web = &after.services[&named("web")];
         assert_eq!(*web, before.services[&named("web")], "{name}");
         let status = &after.statuses[&named("web")];
-        assert!(status.is_partly_unread && status.ingress == before.statuses[&named("web")].ingress, "{name}");
+        assert_eq!(status.limitations, [Limitation::Unread], "{name}");
+        assert_eq!(status.ingress, before.statuses[&named("web")].ingress, "{name}");
         let note = after.notes.iter().find(|note| note.remark.cause == Cause::AnnotationIgnored);
         assert!(note.is_some_and(|note| note.remark.text.contains(name) && note.remark.text.contains("natt")), "{name}");
     }
@@ -174,10 +176,10 @@ fn a_service_whose_clients_lose_their_address_in_mode_nat_is_told_once() {
     assert_eq!(causes(&first), [Cause::ClientAddressLost]);
     let text = &first.notes[0].remark.text;
     assert!(["dnat", "dsr", "ipip", "gue"].iter().all(|mode| text.contains(mode)), "{text}");
-    assert!(first.statuses[&named("web")].loses_client_address);
+    assert_eq!(first.statuses[&named("web")].limitations, [Limitation::ClientAddressLost]);
     endpoints(&mut world, "web", &texts(&["10.0.0.1"]));
     assert_eq!(causes(&plan(&world, &settings(), &mut memory, now)), []);
     apply(&mut world, local("dnat"));
     let second = plan(&world, &settings(), &mut memory, now);
-    assert!(causes(&second).is_empty() && !second.statuses[&named("web")].loses_client_address);
+    assert!(causes(&second).is_empty() && second.statuses[&named("web")].limitations.is_empty());
 }

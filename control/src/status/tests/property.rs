@@ -9,8 +9,8 @@ use proto::Reason;
 
 use super::*;
 use crate::gateways::registry::{Connection, Health, Report};
+use crate::plan::service_life::{LifeState, Phase, STATUS_WAITED_FOR};
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
-use crate::status::state::LifeState;
 use objects::status::{Ingress, IpMode};
 use objects::{ConditionType, Leftover, OwnedParts};
 
@@ -21,8 +21,6 @@ enum Happening {
     Assign(u8, bool),
     /// The plan refuses it; it keeps its address, or loses it.
     Refuse(bool),
-    /// Gateways do not get it until its object is marked.
-    Withhold,
     Delete,
     /// It is deleted as soon as a write to it was accepted.
     DeleteWritten,
@@ -45,7 +43,6 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
     let one = prop_oneof![
         3 => (1..4_u8, any::<bool>()).prop_map(|(last, is_seen)| Assign(last, is_seen)),
         1 => any::<bool>().prop_map(Refuse),
-        1 => Just(Withhold),
         1 => Just(Delete),
         1 => Just(DeleteWritten),
         3 => Just(Connect),
@@ -89,6 +86,15 @@ struct Walk {
     /// The object; `None` once it is gone.
     held: Option<OwnedParts>,
     wanted: WantedStatus,
+    /// Why the plan refuses it.
+    refusal: Option<Reason>,
+    /// What gateways get, and by which mode they forward.
+    phase: Option<Phase>,
+    forwarded_as: Option<IpMode>,
+    /// Since when gateways wait for a write.
+    waits_since: Option<Instant>,
+    /// What gateways got too early.
+    fault: Option<String>,
     is_deleted: bool,
     is_down: bool,
     /// The newest write that the server has not answered.
@@ -112,6 +118,11 @@ impl Walk {
             version: 1,
             held: Some(OwnedParts::default()),
             wanted,
+            refusal: None,
+            phase: None,
+            forwarded_as: None,
+            waits_since: None,
+            fault: None,
             is_deleted: false,
             is_down,
             queued: None,
@@ -134,6 +145,7 @@ impl Walk {
         if let Some(held) = &self.held {
             let resource_version = self.version.to_string();
             if self.is_deleted {
+                self.phase = None;
                 let left = Leftover {
                     name: web(),
                     uid: "u".to_owned(),
@@ -148,12 +160,39 @@ impl Walk {
                 };
                 statuses.cleanups = BTreeMap::from([(web(), Cleanup { left: Arc::new(left), by: LeftBy::Us })]);
             } else {
-                self.wanted.is_withheld &= !held.finalizer;
-                let wanted = WantedStatus { resource_version, held: Arc::new(held.clone()), ..self.wanted.clone() };
+                let object = Candidate { resource_version, held: Arc::new(held.clone()), ..object() };
+                let phase = self.next_phase(&object);
+                let wanted = WantedStatus { object: Arc::new(object), phase, ..self.wanted.clone() };
                 statuses.wanted = WantedStatuses::unit(web(), Arc::new(wanted));
             }
         }
         self.queue.set_plan(&statuses, self.now);
+    }
+
+    /// Decides what gateways get, and checks that they get nothing before the object tells of it.
+    fn next_phase(&mut self, object: &Candidate) -> Phase {
+        let allocated: Vec<_> = self.wanted.addresses().collect();
+        let mode = self.wanted.ingress.first().map_or(IpMode::Proxy, |ingress| ingress.ip_mode);
+        let turns = self.forwarded_as == Some(IpMode::Proxy) && mode == IpMode::Vip;
+        let phase = Phase::next(self.phase, object, &allocated, self.refusal, turns, self.now.into_std());
+        let ours = || object.held.ingress.iter().filter(|old| allocated.contains(&old.ip));
+        let has_waited = self.waits_since.is_some_and(|since| self.now >= since + STATUS_WAITED_FOR);
+        let is_told = match self.phase {
+            Some(Phase::Given { .. }) => !turns || ours().all(|old| old.ip_mode == IpMode::Vip),
+            _ => object.held.finalizer || ours().next().is_some(),
+        };
+        if phase == Phase::GIVEN {
+            if !is_told && !has_waited {
+                self.fault = Some(format!("gateways get it as {mode:?} before {:?} tells of it", object.held));
+            }
+            self.forwarded_as = Some(mode);
+        } else if !phase.is_turning() {
+            self.forwarded_as = None;
+        }
+        let waits = matches!(phase, Phase::Marking { .. }) || phase.is_turning();
+        self.waits_since = waits.then(|| self.waits_since.unwrap_or(self.now));
+        self.phase = Some(phase);
+        phase
     }
 
     /// Writes what is due, as the server would, until nothing is.
@@ -225,19 +264,13 @@ impl Walk {
             Happening::Assign(last, is_seen) => {
                 let mode = if is_seen { IpMode::Vip } else { IpMode::Proxy };
                 self.wanted.ingress = vec![ingress(last, mode)];
-                (self.wanted.refusal, self.wanted.unassigned, self.wanted.is_withheld) = (None, None, false);
+                (self.refusal, self.wanted.shortfall) = (None, None);
             }
             Happening::Refuse(keeps) => {
-                self.wanted.refusal = Some(Reason::Refused);
+                self.refusal = Some(Reason::Refused);
                 if !keeps {
-                    (self.wanted.ingress, self.wanted.unassigned) = (Vec::new(), Some(Reason::Exhausted));
-                }
-            }
-            Happening::Withhold => {
-                let is_new = self.held.as_ref().is_some_and(|held| !held.finalizer && held.ingress.is_empty());
-                if is_new && ["unclaimed", "refused"].contains(&&*self.state()) {
-                    (self.wanted.refusal, self.wanted.unassigned, self.wanted.is_withheld) = (None, None, true);
-                    self.wanted.ingress = vec![ingress(1, IpMode::Proxy)];
+                    self.wanted.ingress = Vec::new();
+                    self.wanted.shortfall = Some(Shortfall::Lacks(Reason::Exhausted));
                 }
             }
             Happening::Connect if self.connections.len() < 3 => {
@@ -257,6 +290,7 @@ impl Walk {
             Happening::ChangeLeader => {
                 self.connections.clear();
                 (self.queue, self.queued) = (Queue::new(self.now), None);
+                (self.phase, self.forwarded_as, self.waits_since) = (None, None, None);
             }
             Happening::Interfere(is_status) => {
                 let Some(held) = &mut self.held else { return };
@@ -296,6 +330,7 @@ impl Walk {
             if before != after && before != "unclaimed" && after != "released" {
                 self.seen.insert((before, after));
             }
+            prop_assert!(self.fault.is_none(), "{:?}", self.fault);
         }
         self.is_down = false;
         self.happen(Happening::Delete);
@@ -317,12 +352,13 @@ fn rare() -> Vec<(bool, Vec<Happening>)> {
     let served = [Connect, Assign(1, false), Acknowledge];
     let then = |rest: &[Happening]| (false, [&served[..], rest].concat());
     vec![
-        (true, vec![Withhold, Refuse(true)]),
-        (true, vec![Withhold, Delete]),
-        (true, vec![Withhold, DeleteWritten, Outage(false)]),
-        (true, vec![Refuse(true), Withhold]),
-        (true, vec![Refuse(true), Delete]),
+        (true, vec![Assign(1, false), Refuse(true)]),
         (true, vec![Assign(1, false), Delete]),
+        (true, vec![Assign(1, false), DeleteWritten, Outage(false)]),
+        (true, vec![Assign(1, false), Pass(11), Delete]),
+        (true, vec![Refuse(true), Assign(1, false)]),
+        (true, vec![Refuse(true), Delete]),
+        (false, vec![Assign(1, false), ChangeLeader]),
         then(&[Outage(true), Refuse(true), Assign(1, false)]),
         then(&[Outage(true), Interfere(false), Delete]),
         then(&[ChangeLeader]),

@@ -6,10 +6,11 @@
 
 use zerocopy::{AllocError, FromZeros};
 
-use super::{ACCOUNTS, Offer, Page, Pool, PoolId, SnatAddress, SnatLease, SnatPorts, SnatTarget, TargetSlot, from};
-use crate::flow::Tick;
+use super::lease::{PoolId, SnatAddress, SnatLease, SnatTarget, TargetSlot};
+use super::port_share::PortShare;
+use super::ports::{ACCOUNTS, Offer, Page, Pool, SnatPorts, from};
+use crate::flow::tick::Tick;
 use crate::wire::Address;
-use crate::workers::PortShare;
 
 /// A port that is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +60,9 @@ impl SnatPorts {
     fn fresh<A: Address>(&self, id: PoolId, target: &SnatTarget<A>, snat: A) -> u16 {
         let pool = &self.pools[id.index()];
         if pool.high_water == 0 || pool.generation != id.generation() {
-            self.share.port::<A>(0, self.share.place(target.address, target.port, snat))
+            self.share.port::<A>(0, self.share.entry(target.address, target.port, snat))
         } else {
-            self.share.port::<A>(pool.high_water, pool.place)
+            self.share.port::<A>(pool.high_water, pool.entry)
         }
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! **Invariant:** a port that a restored flow holds is not handed out, and a port that rested goes on resting.
 //!
-//! Not here: how ports reach the next process (`forward::worker`).
+//! Not here: how ports reach the next process (`forward::flow_transfer`).
 
 use zerocopy::FromZeros;
 
-use super::{PAGE_PORTS, Pool, PoolId, SMALL_POOL_PORTS, SnatPorts, SnatTarget, account_of};
+use super::lease::{PoolId, SnatTarget};
+use super::ports::{PAGE_PORTS, Pool, SMALL_POOL_PORTS, SnatPorts, account_of};
 use crate::flow::tick::{Tick, Ticks};
 use crate::wire::Address;
 
@@ -18,8 +19,8 @@ const GAP_MAX: u32 = 256;
 pub(crate) type UsedPort = (u16, Option<Ticks>);
 
 impl SnatPorts {
-    /// Passes each port that has not rested long enough to `each`, with its pool and how long it has rested.
-    pub(crate) fn resting(&self, now: Tick, mut each: impl FnMut(PoolId, u16, Ticks)) {
+    /// Passes each port that has not rested long enough to `visit`, with its pool and how long it has rested.
+    pub(crate) fn resting(&self, now: Tick, mut visit: impl FnMut(PoolId, u16, Ticks)) {
         for (index, pool) in (0..self.pools_high_water).zip(&self.pools) {
             let id = PoolId(u32::from(pool.generation) << PoolId::INDEX_BITS | index);
             let (mut page, mut at) = (pool.head, usize::from(pool.head_at));
@@ -27,7 +28,7 @@ impl SnatPorts {
                 let Some(ports) = page.checked_sub(1).and_then(|page| self.pages.get(page as usize)) else { break };
                 let age = now.since(ports.freed[at]);
                 if age < self.rest {
-                    each(id, ports.ports[at], age);
+                    visit(id, ports.ports[at], age);
                 }
                 at += 1;
                 if at == PAGE_PORTS {
@@ -45,14 +46,14 @@ impl SnatPorts {
         snat: A,
         used: Vec<UsedPort>,
     ) -> (Vec<UsedPort>, Vec<UsedPort>) {
-        let place = self.share.place(target.address, target.port, snat);
+        let entry = self.share.entry(target.address, target.port, snat);
         let (mut is_own, mut found, mut since_last) = (vec![false; used.len()], 0, 0);
         for n in 0..u32::from(self.share.count) {
             if found == used.len() || since_last == GAP_MAX {
                 break;
             }
             since_last += 1;
-            let port = self.share.port::<A>(n, place);
+            let port = self.share.port::<A>(n, entry);
             if let Ok(at) = used.binary_search_by_key(&port, |(port, _)| *port) {
                 (is_own[at], found, since_last) = (true, found + 1, 0);
             }
@@ -78,13 +79,13 @@ impl SnatPorts {
         if pool.high_water != 0 {
             return false;
         }
-        let place = self.share.place(target.address, target.port, snat);
+        let entry = self.share.entry(target.address, target.port, snat);
         let (mut found, mut high_water, mut queue) = (0, 0_u32, Vec::new());
         while found < used.len() {
             if high_water == u32::from(self.share.count) {
                 return false;
             }
-            let port = self.share.port::<A>(high_water, place);
+            let port = self.share.port::<A>(high_water, entry);
             high_water += 1;
             match used.binary_search_by_key(&port, |(port, _)| *port) {
                 Ok(at) => {
@@ -101,7 +102,7 @@ impl SnatPorts {
             return false;
         }
         self.held[usize::from(account)] = held;
-        self.pools[id.index()] = Pool { place, account, high_water, generation: id.generation(), ..Pool::new_zeroed() };
+        self.pools[id.index()] = Pool { entry, account, high_water, generation: id.generation(), ..Pool::new_zeroed() };
         self.in_use += high_water;
         self.pools_high_water = self.pools_high_water.max((id.0 & ((1 << PoolId::INDEX_BITS) - 1)) + 1);
         queue.sort_by_key(|(age, _)| std::cmp::Reverse(*age));

@@ -1,6 +1,8 @@
 //! Allocation, rest, early reuse and release of SNAT ports.
 
 use super::*;
+use crate::flow::tick::Tick;
+use crate::wire::protocol;
 use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
 

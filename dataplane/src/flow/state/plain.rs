@@ -3,9 +3,9 @@
 //! **Invariant:** almost every packet leaves the state of its flow unchanged, and a test of one bit tells
 //! ([`is_plain`]).
 //!
-//! Not here: the states and their changes (the module above).
+//! Not here: the states and their changes (`states`).
 
-use super::{Direction, FlowMode, FlowState, STATE_BITS, keeps_number, next_state};
+use super::states::{Direction, FlowMode, FlowState, STATE_BITS, keeps_number, next_state};
 use crate::wire::{Transport, protocol, tcp_flags};
 
 /// Bits of a transport header that a state may depend on: the lower five TCP flags.

@@ -1,6 +1,8 @@
 //! Which packets change the state of a flow.
 
+use super::states::YieldClass;
 use super::*;
+use crate::wire::{Transport, sctp_chunk, tcp_flags};
 use Direction::{ToBackend, ToClient};
 
 const SYN: u8 = tcp_flags::SYN;

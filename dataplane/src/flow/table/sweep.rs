@@ -6,7 +6,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::{FlowIndex, FlowTable};
+use super::flow_table::{FlowIndex, FlowTable};
 use crate::flow::entry::{BackendId, Flow};
 use crate::flow::index::IndexSlot;
 use crate::flow::snat::PoolId;

@@ -1,9 +1,13 @@
 //! The table against two hash maps, at its highest load, and its sweep.
 
-use super::*;
+use super::flow_table::{FlowTable, Full};
+use crate::flow::entry::Flow;
 use crate::flow::snat::{PoolId, SnatLease};
+use crate::flow::state::{Direction, FlowState};
+use crate::flow::storage::FlowEnd;
 use crate::flow::tick::Tick;
 use crate::flow::{BackendId, FlowMode};
+use crate::wire::{Address, Tuple};
 use proptest::prelude::*;
 use std::collections::HashMap;
 

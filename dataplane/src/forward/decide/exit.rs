@@ -7,7 +7,7 @@
 use super::input::Packet;
 use super::verdict::{Answer, Verdict};
 use crate::flow::{Direction, Flow};
-use crate::icmp::UnresolvedNeighbour;
+use crate::neighbours::UnresolvedNeighbour;
 use crate::port::Link;
 use crate::snapshot::{Exit, NextHop, RouteTo, Snapshot};
 use crate::stats::DropReason;

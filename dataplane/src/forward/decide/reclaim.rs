@@ -420,9 +420,9 @@ mod tests {
     use super::super::verdict::Changes;
     use super::*;
     use crate::compiler::Compiler;
+    use crate::flow::PortShare;
     use crate::flow::{FlowLimits, FlowMode, FlowReplication, IdleLimits};
     use crate::snapshot::Config;
-    use crate::workers::PortShare;
 
     /// Eight ports towards each target.
     fn ports() -> SnatPorts {

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::flow::{BackendId, Direction, FlowIndex};
 use crate::forward::rewrite::{Outer, Reset};
-use crate::icmp::UnresolvedNeighbour;
+use crate::neighbours::UnresolvedNeighbour;
 use crate::port::Link;
 use crate::snapshot::Exit;
 use crate::stats::{CounterSlot, DropReason, FrontendNumber, ServiceNumber};

@@ -17,9 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
-use super::filter::PacketFilter;
-use super::{PacketFlow, PacketOutcome};
-use crate::port::{BURST, PortIndex};
+use super::outcome::{PacketFlow, PacketOutcome};
+use crate::port::{BURST, PacketFilter, PortIndex};
 use crate::stats::Counter;
 
 /// Maximum number of packets that one worker copies in a second. A copy with all that belongs to it takes about 1 us, so

@@ -11,9 +11,9 @@
 use std::array;
 use std::sync::{Arc, LazyLock};
 
-use crate::flow::BackendId;
+use crate::flow::{BACKEND_SLOTS, BackendId};
 use crate::snapshot::Exit;
-use crate::stats::{BACKEND_SLOTS, FrontendNumber};
+use crate::stats::FrontendNumber;
 use crate::wire::processor::prefetch_at;
 
 /// Exits per chunk: 128 KiB.

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use dataplane::testing::{Packet, Rss};
-use dataplane::workers::{Proof, Refuted, RssKey, RssKind, Steering};
+use dataplane::wire::RssKey;
+use dataplane::workers::{Proof, Refuted, RssKind, Steering};
 use dataplane::{DropReason, tcp_flags};
 use proptest::prelude::*;
 use proto::{Mode, Service, State};

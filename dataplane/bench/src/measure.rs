@@ -1,0 +1,506 @@
+//! The measurement: opens flows, times polls, verifies packets, closes the account.
+//!
+//! Time is measured in slices. Between them the packets that were kept are verified, which no slice includes; the first
+//! polls of a slice do not count, so that caches hold again what they held before.
+//!
+//! **Invariant:** a run fails if a packet is wrong or not accounted for.
+//!
+//! Not here: harnesses, and what packets say.
+
+mod latency;
+mod listing;
+mod memory_lines;
+#[cfg(test)]
+mod tests;
+mod worker_flows;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam_queue::ArrayQueue;
+use dataplane::forward::Mailbox;
+use dataplane::{Address, BURST, Burst, Parts, Peers, Port, Subscriber, Worker, WorkerCounters};
+use proto::limits::SNAT_PORT_REST;
+use proto::{Family, Mode};
+
+use crate::account::{CounterReading, FinalAccount, expect};
+use crate::args::{BenchArgs, BenchIo, BenchState};
+use crate::error::BenchError;
+use crate::frame::FrameFields;
+use crate::harness::{Feeding, Harness, KEPT_ONE_IN, Memory, Rings, Traffic};
+use crate::report::{Measured, Report};
+use crate::scenario::{self, SEED};
+use crate::timing::{CycleRate, WorkerClock};
+use crate::trace::{self, Trace};
+use crate::traffic::{self, Side, Stage};
+use crate::verify::Verifier;
+pub use listing::{FlowPages, ListFlows, ListedWorker};
+use worker_flows::{Meeting, WorkerSetup, setups};
+
+/// Longest slice.
+const SLICE: Duration = Duration::from_millis(250);
+/// Polls at the start of a slice that do not count.
+const POLLS_TO_WARM: u32 = 256;
+/// Polls between two looks at the time.
+const POLLS_PER_LOOK: u32 = 256;
+/// Polls after the last worker has ended, for packets that were handed over.
+const POLLS_TO_DRAIN: u32 = 64;
+/// Longer than the second after which a packet confirms a one-way flow (FORWARDING 2).
+const ONE_WAY_AGE: Duration = Duration::from_secs(2);
+/// Buffers of each worker with `--handover`: so few that the queue between two workers, of 128 elements, never is full.
+const BUFFERS_HANDED_OVER: u32 = 1024;
+/// Frames of a trace at least: those of few flows are repeated, since no burst goes beyond the end of a trace.
+const FRAMES_MIN: usize = 4096;
+/// With `--snat-load` a batch of new flows takes one SNAT port in this many.
+const BATCH_OF_PORTS: u64 = 100;
+/// Longer than an unconfirmed flow lives.
+const OPENING: Duration = Duration::from_secs(31);
+/// Polls after which flows should have ended: a sweep visits 128 of at most 2^30 in each.
+const POLLS_TO_END: u32 = 1 << 24;
+/// Part of the measured time in which the floor is measured, before and after.
+const FLOOR_PART: u32 = 4;
+
+pub(super) fn measure<A: Address>(options: &BenchArgs, list: ListFlows) -> Result<Report, BenchError> {
+    let rate = CycleRate::measure();
+    let seed = |worker: usize| SEED.wrapping_add(worker as u64);
+    let verifier = Mutex::new(options.mode.of_services().map(|mode| Verifier::new(options, mode, A::FAMILY, options.flows)));
+    let account = Mutex::new(FinalAccount::default());
+    let bench = Bench { options, family: A::FAMILY, rate, verifier: &verifier, account: &account, list };
+    let measured = match options.io {
+        BenchIo::Ring => {
+            let Some(setup) = setups(options, A::FAMILY).pop() else { return Err(BenchError::Core(options.core)) };
+            bench.run(Rings::new(options.core, scenario::second_core(options), seed(0))?, setup)?
+        }
+        BenchIo::Mem => {
+            let threads = std::thread::scope(|scope| {
+                let start = |(worker, setup): (usize, _)| {
+                    let bench = &bench;
+                    scope.spawn(move || {
+                        let core = options.core + worker;
+                        if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
+                            return Err(BenchError::Core(core));
+                        }
+                        let pattern = trace::pattern(options, A::FAMILY);
+                        let buffers = if options.handover { options.buffers.min(BUFFERS_HANDED_OVER) } else { options.buffers };
+                        let (buffers, shares) = (buffers as usize, options.workers.into());
+                        bench.run(Memory::new(buffers, shares, pattern, seed(worker))?, setup)
+                    })
+                };
+                let threads: Vec<_> = setups(options, A::FAMILY).into_iter().enumerate().map(start).collect();
+                let joined =
+                    threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+                joined.collect::<Vec<_>>()
+            });
+            let is_cause =
+                |result: &Result<Measured, BenchError>| matches!(result, Err(error) if !matches!(error, BenchError::OtherWorker));
+            let (causes, others): (Vec<_>, Vec<_>) = threads.into_iter().partition(is_cause);
+            let all = causes.into_iter().chain(others).collect::<Result<Vec<_>, _>>()?;
+            let Some(sum) = all.into_iter().reduce(|sum, next| sum.and(&next)) else {
+                return Err(BenchError::Core(options.core));
+            };
+            sum
+        }
+    };
+    let account = account.into_inner().unwrap_or_else(PoisonError::into_inner);
+    account.close()?;
+    if options.new_flows && measured.reused_early > 0 {
+        return Err(BenchError::ReusedEarly(measured.reused_early));
+    }
+    let verified = verifier.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(0, |verifier| verifier.checked);
+    if verified == 0 && options.mode.of_services().is_some() {
+        return Err(BenchError::Wrong("nothing left the engine at all".into()));
+    }
+    let report = Report::new(options, &measured, &account, verified);
+    let is_harness_alone = options.mode.of_services().is_none();
+    Ok(Report { memory_line: is_harness_alone.then(|| memory_lines::measure_lines(options.core)).transpose()?, ..report })
+}
+
+/// A run, as all its workers see it.
+struct Bench<'o> {
+    options: &'o BenchArgs,
+    family: Family,
+    rate: CycleRate,
+    /// None in mode `none`.
+    verifier: &'o Mutex<Option<Verifier>>,
+    account: &'o Mutex<FinalAccount>,
+    list: ListFlows,
+}
+
+impl Bench<'_> {
+    /// Measures one worker.
+    fn run<H: Harness>(&self, mut harness: H, setup: WorkerSetup<<H::Port as Port>::Buffer>) -> Result<Measured, BenchError> {
+        let options = self.options;
+        // New flows have twice as many tuples as may live, so that each is new again when it is next used.
+        let is_twice = traffic::comes_and_goes(options) && options.snat_load.is_none();
+        let count = if is_twice { options.flows.saturating_mul(2) } else { options.flows };
+        let flows = setup.flows.arriving(options, self.family, count);
+        if flows.is_empty() {
+            return Err(BenchError::Options("a worker has no flows: take more --flows"));
+        }
+        for side in Side::BOTH {
+            harness.load(side, self.clients_trace(&flows, Stage::Ack, 1)?);
+        }
+        let before = self.floor(&mut harness, &setup.meeting)?;
+        let Some(mode) = options.mode.of_services() else { return Ok(before) };
+        let seen = harness.traffic();
+        let WorkerSetup { subscriber, counters, peers, meeting, snapshots, .. } = setup;
+        let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
+        let mailbox = Arc::new(Mailbox::new(None));
+        let worker = self.worker(ports, (subscriber, counters, peers))?.answering(Arc::clone(&mailbox));
+        let clock = WorkerClock::still(self.rate);
+        let mut session = Session { bench: self, harness: &mut harness, engine: worker, meeting: &meeting, clock };
+        let stage = session.open(mode, &flows)?;
+        let counters = Arc::clone(session.engine.counters());
+        let mut measured = match options.snat_load {
+            Some(_) => session.time_batches(&counters)?,
+            None => session.time(Duration::from_secs(options.seconds.into()), stage)?,
+        };
+        if options.latency {
+            measured.latency = session.latency(stage)?;
+        }
+        if options.listing {
+            measured.listing = Some(session.listing(mailbox, snapshots, stage)?);
+        }
+        let traffic = harness.traffic().since(seen);
+        self.account.lock().unwrap_or_else(PoisonError::into_inner).add(&counters, traffic)?;
+        if options.workers == 1 {
+            let Measured { counted, times, .. } = &measured;
+            expect("packets measured", times.packets, "hits and misses among them", counted.hits + counted.misses)?;
+        }
+        if !traffic::comes_and_goes(options) {
+            measured.counted.expect_no_drops()?;
+        }
+        let after = self.floor(&mut harness, &meeting)?;
+        let reused_early = counters.snat_port_reused_early.get();
+        let floor_ns = before.floor_ns.min(after.floor_ns);
+        Ok(Measured { floor_ns, reused_early, ..measured })
+    }
+
+    fn worker<P: Port>(
+        &self,
+        ports: [P; 2],
+        (subscriber, counters, peers): (Subscriber, Arc<WorkerCounters>, Option<Peers<P::Buffer>>),
+    ) -> Result<Worker<P>, BenchError> {
+        Ok(Worker::new(Parts {
+            ports: ports.into_iter().map(|port| (port, None)).collect(),
+            subscriber,
+            limits: scenario::config(self.options, self.family).flows,
+            counters,
+            neighbour_requests: Arc::new(ArrayQueue::new(64)),
+            seed: SEED,
+            peers,
+            observer: (),
+        })?)
+    }
+
+    /// Measures a worker that only swaps Ethernet addresses: the harness alone. Infinite time if the gateway has the
+    /// ports.
+    fn floor<H: Harness>(&self, harness: &mut H, meeting: &Meeting) -> Result<Measured, BenchError> {
+        let Some(ports) = harness.ports() else { return Ok(Measured::none(self.rate)) };
+        let before = harness.traffic();
+        let clock = WorkerClock::still(self.rate);
+        let engine = Swap { ports, received: 0 };
+        let mut session = Session { bench: self, harness, engine, meeting, clock };
+        let all = Duration::from_secs(self.options.seconds.into());
+        let wanted = if self.options.mode.of_services().is_some() { all / FLOOR_PART } else { all };
+        let measured = session.time(wanted, None)?;
+        let Session { engine, harness, .. } = session;
+        harness.give_back(engine.ports);
+        let Traffic { fed, transmitted, .. } = harness.traffic().since(before);
+        expect("packets fed", fed, "that left", transmitted)?;
+        Ok(Measured { floor_ns: measured.times.ns_per_packet(), ..measured })
+    }
+
+    /// A trace of these flows, in an order given by `seed`.
+    fn trace(&self, flows: &[u32], seed: u64, frame: impl Fn(u32) -> FrameFields) -> Result<Trace, BenchError> {
+        let mut order = flows.to_vec();
+        trace::shuffle(&mut order, seed);
+        let frames = order.len() * FRAMES_MIN.div_ceil(order.len().max(1));
+        let order: Vec<u32> = order.into_iter().cycle().take(frames).collect();
+        Trace::new(self.options, self.family, &order, frame)
+    }
+
+    fn clients_trace(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
+        self.trace(flows, seed, |flow| traffic::from_client(self.options, self.family, stage, flow))
+    }
+
+    /// The replies of the backends to what they got.
+    fn backends_trace(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
+        let guard = self.verifier();
+        let reply = |flow| guard.as_ref().and_then(|verifier| verifier.reply(stage, flow));
+        let missing = || BenchError::Wrong("the first packets of some flows did not leave".into());
+        let Some(first) = flows.first().copied().map_or(Some(None), |flow| reply(flow).map(Some)) else { return Err(missing()) };
+        if flows.iter().any(|flow| reply(*flow).is_none()) {
+            return Err(missing());
+        }
+        let Some(first) = first else { return self.clients_trace(flows, stage, seed) };
+        self.trace(flows, seed, |flow| reply(flow).unwrap_or(first))
+    }
+
+    fn verifier(&self) -> MutexGuard<'_, Option<Verifier>> {
+        self.verifier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is polled: the worker of a gateway, or the harness alone.
+trait Polled {
+    /// Polls, at this time. Returns the number of packets handled.
+    fn poll(&mut self, now_ns: u64) -> usize;
+
+    /// Its counters.
+    fn reading(&self) -> CounterReading;
+}
+
+impl<P: Port> Polled for Worker<P> {
+    #[inline]
+    fn poll(&mut self, now_ns: u64) -> usize {
+        self.poll(now_ns)
+    }
+
+    fn reading(&self) -> CounterReading {
+        CounterReading::of(self.counters())
+    }
+}
+
+/// Sends what arrives at one port by the other, with swapped Ethernet addresses.
+struct Swap<P> {
+    ports: [P; 2],
+    received: u64,
+}
+
+impl<P: Port> Polled for Swap<P> {
+    #[inline(never)]
+    fn poll(&mut self, _: u64) -> usize {
+        let [uplink, cluster] = &mut self.ports;
+        let handled = swap(uplink, cluster) + swap(cluster, uplink);
+        self.received += handled as u64;
+        handled
+    }
+
+    fn reading(&self) -> CounterReading {
+        CounterReading::received(self.received)
+    }
+}
+
+#[inline(always)]
+fn swap<P: Port>(from: &mut P, to: &mut P) -> usize {
+    let mut burst = Burst::new();
+    from.receive(&mut burst);
+    let count = burst.len();
+    if count > 0 {
+        for buffer in &mut burst {
+            if let Some(head) = dataplane::Buffer::bytes_mut(buffer).first_chunk_mut() {
+                swap_addresses(head);
+            }
+        }
+        to.transmit(&mut burst);
+        if !burst.is_empty() {
+            to.release(&mut burst);
+        }
+    }
+    count
+}
+
+/// The first 12 bytes of a frame with source and destination swapped, which take eight bytes and four.
+#[inline(always)]
+fn swap_addresses(head: &mut [u8; 12]) {
+    let (start, end) =
+        (u64::from_le_bytes(*head.first_chunk().unwrap_or(&[0; 8])), u64::from_le_bytes(*head.last_chunk().unwrap_or(&[0; 8])));
+    // The source is the upper 48 bits of the end, the destination the lower ones of the start.
+    let swapped = end >> 16 | start << 48;
+    head[..8].copy_from_slice(&swapped.to_le_bytes());
+    head[8..].copy_from_slice(&start.to_le_bytes()[2..6]);
+}
+
+/// One worker at its harness.
+struct Session<'a, H, E> {
+    bench: &'a Bench<'a>,
+    harness: &'a mut H,
+    engine: E,
+    meeting: &'a Meeting,
+    clock: WorkerClock,
+}
+
+impl<H: Harness, E: Polled> Session<'_, H, E> {
+    /// Opens the flows, and loads what is to be measured. Returns the stage of its packets.
+    fn open(&mut self, mode: Mode, flows: &[u32]) -> Result<Option<Stage>, BenchError> {
+        let options = self.bench.options;
+        self.harness.load(Side::Uplink, self.bench.clients_trace(flows, Stage::Syn, 2)?);
+        if traffic::comes_and_goes(options) && options.snat_load.is_none() {
+            // Until as many flows end as begin.
+            if options.new_flows {
+                self.clock.simulate(options);
+            }
+            self.pass(&[Side::Uplink], flows.len() as u64 * 2, KEPT_ONE_IN, Stage::Syn)?;
+            return Ok(Some(Stage::Syn));
+        }
+        let count = flows.len() as u64;
+        self.pass(&[Side::Uplink], count, 1, Stage::Syn)?;
+        if let Some(verifier) = self.bench.verifier().as_ref() {
+            verifier.check_flows()?;
+        }
+        let is_established = options.state == BenchState::Established;
+        if is_established && mode.is_two_way() {
+            self.harness.load(Side::Cluster, self.bench.backends_trace(flows, Stage::SynAck, 3)?);
+            self.pass(&[Side::Cluster], count, KEPT_ONE_IN, Stage::SynAck)?;
+            self.harness.load(Side::Cluster, self.bench.backends_trace(flows, Stage::Ack, 4)?);
+        }
+        self.harness.load(Side::Uplink, self.bench.clients_trace(flows, Stage::Ack, 1)?);
+        self.pass(&[Side::Uplink], count, KEPT_ONE_IN, Stage::Ack)?;
+        if is_established {
+            if !mode.is_two_way() {
+                self.clock.skip(ONE_WAY_AGE);
+            }
+            self.pass(traffic::sides(options), count, KEPT_ONE_IN, Stage::Ack)?;
+        }
+        if is_established && options.snat_load.is_none() {
+            // In state opening time stands still: flows would end, or be confirmed.
+            self.clock.run();
+        }
+        Ok(Some(Stage::Ack))
+    }
+
+    /// Measures new flows while others hold most SNAT ports. There is room for few, so they come in batches. Between two
+    /// batches, in time that does not count, the flows of the first end and their ports rest.
+    fn time_batches(&mut self, counters: &WorkerCounters) -> Result<Measured, BenchError> {
+        let options = self.bench.options;
+        let batch = (scenario::snat_ports(options, self.bench.family) / BATCH_OF_PORTS).max(BURST as u64);
+        let tuples = u32::try_from(batch * 4).unwrap_or(u32::MAX);
+        let flows: Vec<u32> = (options.flows..options.flows.saturating_add(tuples)).collect();
+        self.harness.load(Side::Uplink, self.bench.clients_trace(&flows, Stage::Syn, 5)?);
+        let mut measured = Measured::none(self.bench.rate);
+        let wanted = Duration::from_secs(options.seconds.into());
+        while measured.times.elapsed() < wanted {
+            self.harness.begin(Feeding { sides: &[Side::Uplink], frames: Some(batch), keep_one_in: KEPT_ONE_IN });
+            (0..batch / BURST as u64 / 8).for_each(|_| self.poll()); // caches hold again what they held before
+            let before = self.engine.reading();
+            while !self.harness.has_ended() {
+                self.timed_poll(&mut measured, dpdk_sys::cycles());
+            }
+            measured.count(&before, &self.engine.reading());
+            self.rest(Some(Stage::Syn))?;
+            self.let_end(counters)?;
+        }
+        Ok(measured)
+    }
+
+    /// Lets time pass until only confirmed flows are left, and the ports of the others have rested.
+    fn let_end(&mut self, counters: &WorkerCounters) -> Result<(), BenchError> {
+        let live = u64::from(self.bench.options.flows);
+        self.clock.skip(OPENING);
+        for poll in 0..POLLS_TO_END {
+            if counters.flows.get() <= live {
+                self.clock.skip(SNAT_PORT_REST + Duration::from_secs(1));
+                self.poll();
+                return Ok(());
+            }
+            if poll % POLLS_PER_LOOK == 0 {
+                self.clock.skip(Duration::from_secs(1));
+            }
+            self.poll();
+        }
+        expect("flows after the new ones should have ended", counters.flows.get(), "those that live", live)
+    }
+
+    /// A poll that counts; it begins at this cycle. Returns when it ended.
+    #[inline(always)]
+    fn timed_poll(&mut self, measured: &mut Measured, begin: u64) -> u64 {
+        self.harness.turn(begin);
+        let handled = self.engine.poll(self.clock.at(begin));
+        let end = dpdk_sys::cycles();
+        // Without packets a worker waits for the generator, or for the worker that has its buffers.
+        let waits = handled == 0 && (H::WAITS || self.bench.options.handover);
+        if !waits {
+            measured.times.count(end - begin);
+        }
+        end
+    }
+
+    /// Feeds a number of frames and verifies packets that leave, one in `keep_one_in`.
+    fn pass(&mut self, sides: &'static [Side], frames: u64, keep_one_in: u32, stage: Stage) -> Result<(), BenchError> {
+        let until = self.harness.traffic().fed + frames;
+        loop {
+            let left = until.saturating_sub(self.harness.traffic().fed);
+            if left == 0 {
+                return self.rest(Some(stage));
+            }
+            self.harness.begin(Feeding { sides, frames: Some(left), keep_one_in });
+            while !self.harness.has_ended() {
+                self.poll();
+                if self.harness.is_full() {
+                    self.harness.end();
+                }
+                if self.meeting.has_failed() {
+                    return Err(BenchError::OtherWorker);
+                }
+            }
+            self.verify_kept(Some(stage))?;
+        }
+    }
+
+    #[inline]
+    fn poll(&mut self) {
+        let begin = dpdk_sys::cycles();
+        self.harness.turn(begin);
+        self.engine.poll(self.clock.at(begin));
+    }
+
+    /// Waits until no worker feeds and none holds a packet of another, and verifies what was kept.
+    fn rest(&mut self, stage: Option<Stage>) -> Result<(), BenchError> {
+        let meeting = self.meeting;
+        meeting.meet(|| self.poll());
+        (0..POLLS_TO_DRAIN).for_each(|_| self.poll());
+        meeting.meet(|| self.poll());
+        self.verify_kept(stage)?;
+        meeting.meet(|| ());
+        if meeting.has_failed() { Err(BenchError::OtherWorker) } else { Ok(()) }
+    }
+
+    fn verify_kept(&mut self, stage: Option<Stage>) -> Result<(), BenchError> {
+        let mut guard = self.bench.verifier();
+        self.harness.take_kept(|side, bytes| match (guard.as_mut(), stage) {
+            (Some(verifier), Some(stage)) => verifier.verify(side, stage, bytes),
+            _ => Ok(()),
+        })
+    }
+
+    /// Measures for a time.
+    fn time(&mut self, wanted: Duration, stage: Option<Stage>) -> Result<Measured, BenchError> {
+        let mut measured = Measured::none(self.bench.rate);
+        loop {
+            self.slice(&mut measured);
+            if measured.times.elapsed() >= wanted {
+                self.meeting.finish();
+            }
+            self.rest(stage)?;
+            let is_finished = self.meeting.is_finished();
+            self.meeting.meet(|| ());
+            self.meeting.resume();
+            self.meeting.meet(|| ());
+            if is_finished {
+                return Ok(measured);
+            }
+        }
+    }
+
+    /// Measures for [`SLICE`], or until so many packets are kept that they should be verified.
+    fn slice(&mut self, measured: &mut Measured) {
+        let sides = traffic::sides(self.bench.options);
+        self.harness.begin(Feeding { sides, frames: None, keep_one_in: KEPT_ONE_IN });
+        (0..POLLS_TO_WARM).for_each(|_| self.poll());
+        let before = self.engine.reading();
+        let start = measured.times.elapsed();
+        let mut last = dpdk_sys::cycles();
+        while measured.times.elapsed() - start < SLICE && !self.harness.is_full() && !self.meeting.is_over() {
+            for _ in 0..POLLS_PER_LOOK {
+                last = self.timed_poll(measured, last);
+            }
+        }
+        self.meeting.end();
+        measured.count(&before, &self.engine.reading());
+        self.harness.end();
+        while !self.harness.has_ended() {
+            self.poll();
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The states of a flow: which packets change them, and which change nothing.
+
+mod plain;
+mod states;
+#[cfg(test)]
+mod tests;
+
+pub use plain::is_plain;
+pub(crate) use plain::{Admission, UDP_SIGNAL};
+pub(crate) use states::STATE_BITS;
+pub use states::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, next_state};

@@ -1,0 +1,16 @@
+//! Observers of packets: the observer of a worker, which sees the end of each packet, and a capture, which looks at a
+//! worker from outside while it runs.
+//!
+//! Not here: how a captured packet passes the engine (`worker::observed`), and capture filters (`port`).
+
+mod capture;
+mod observe;
+mod outcome;
+
+pub(in crate::forward) use capture::ObservedPacket;
+pub use capture::{
+    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FlowUse, FrameCopy,
+    ObservedEnd, PacketEnds, PacketSource, SentFrame, WorkerCapture,
+};
+pub use observe::{Metered, Observe};
+pub use outcome::{PacketFlow, PacketOutcome};

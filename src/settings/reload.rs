@@ -1,0 +1,303 @@
+//! `sluicectl reload` and SIGHUP: reads the configuration again and applies the keys that can change while packets
+//! flow.
+//!
+//! Invariant: an invalid file changes nothing, and every key that is reported as applied is in effect. Keys that differ
+//! and cannot change while packets flow are reported, and take effect at the next start: they concern ports, memory and
+//! sockets. Keys of the embedded controller are applied by a restart of the controller, while workers keep forwarding.
+//! Not here: reading the file (`settings`), and what a key means.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use control::config::Invalid;
+use control::config::settings::ControllerSettings;
+use control::healthz::systemd::Reloading;
+use dataplane::Tunables;
+use proto::GatewayProfile;
+use tokio::sync::watch;
+
+use crate::agent::watch::send_if_changed;
+use crate::settings::{Settings, SourceChoice, StateSource};
+
+/// The configuration that the gateway runs with, and its origin.
+#[derive(Debug)]
+pub struct Reload {
+    file: PathBuf,
+    choice: SourceChoice,
+    running: Mutex<Settings>,
+    controller: watch::Sender<Option<ControllerSettings>>,
+    tunables: watch::Sender<Tunables>,
+    profile: watch::Sender<GatewayProfile>,
+    reloads: watch::Sender<u64>,
+}
+
+/// The result of a reload: top-level keys, in the order in which `sluiced check` prints them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// Keys that differed and are in effect now.
+    pub applied: Vec<String>,
+    /// Keys that differ and take effect at the next start.
+    pub at_next_start: Vec<String>,
+}
+
+impl fmt::Display for Reloaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.applied.as_slice(), self.at_next_start.as_slice()) {
+            ([], []) => write!(f, "nothing has changed"),
+            (applied, []) => write!(f, "in effect: {}", applied.join(", ")),
+            ([], later) => write!(f, "nothing can change while the gateway runs; restart sluiced for: {}", later.join(", ")),
+            (applied, later) => write!(f, "in effect: {}; restart sluiced for: {}", applied.join(", "), later.join(", ")),
+        }
+    }
+}
+
+/// How the next start differs from this one, as far as the end of this process depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextStart {
+    /// Whether its routes to VIPs have the same table and protocol.
+    pub keeps_routes: bool,
+}
+
+impl Reload {
+    /// For a gateway that runs with `settings`, which were read from `file` with this `choice`.
+    #[must_use]
+    pub fn new(file: PathBuf, choice: SourceChoice, settings: Settings) -> Self {
+        let controller = watch::Sender::new(embedded(&settings).cloned());
+        let tunables = watch::Sender::new(settings.tunables());
+        let profile = watch::Sender::new(settings.profile.clone());
+        let reloads = watch::Sender::new(0);
+        Self { file, choice, running: Mutex::new(settings), controller, tunables, profile, reloads }
+    }
+
+    /// The engine's part of the settings as it changes.
+    #[must_use]
+    pub fn tunables(&self) -> watch::Receiver<Tunables> {
+        self.tunables.subscribe()
+    }
+
+    /// What the gateway says about itself, as it changes.
+    #[must_use]
+    pub fn profile(&self) -> watch::Receiver<GatewayProfile> {
+        self.profile.subscribe()
+    }
+
+    /// The embedded controller's settings as they change; none with a remote controller.
+    #[must_use]
+    pub fn controller(&self) -> watch::Receiver<Option<ControllerSettings>> {
+        self.controller.subscribe()
+    }
+
+    /// How often the configuration was reloaded.
+    #[must_use]
+    pub fn reloads(&self) -> watch::Receiver<u64> {
+        self.reloads.subscribe()
+    }
+
+    /// The settings in effect, as `sluiced check` prints them.
+    #[must_use]
+    pub fn effective(&self) -> String {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).effective()
+    }
+
+    /// Reads the file as the next start will, and changes nothing.
+    ///
+    /// # Errors
+    /// All problems of the file: the next start will fail.
+    pub fn check(&self) -> Result<NextStart, Invalid> {
+        let next = Settings::read(&self.file, &self.choice)?;
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(NextStart { keeps_routes: next.announce == running.announce })
+    }
+
+    /// Reads the file again.
+    ///
+    /// # Errors
+    /// All problems of the file; nothing has changed then.
+    pub fn reload(&self) -> Result<Reloaded, Invalid> {
+        let _reloading = Reloading::begin();
+        let new = Settings::read(&self.file, &self.choice)?;
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = running.reloaded(&new);
+        let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect::<Vec<_>>();
+        let applied = owned(next.key_values().differing(&running.key_values()));
+        let mut at_next_start = owned(new.key_values().differing(&next.key_values()));
+        // The rest of the key is in effect.
+        let flows = at_next_start.iter_mut().filter(|key| *key == "flows");
+        flows.for_each(|key| "flows.maxPerWorker".clone_into(key));
+        if next.logs != running.logs {
+            control::config::logging::change(next.logs);
+        }
+        send_if_changed(&self.tunables, next.tunables());
+        send_if_changed(&self.profile, next.profile.clone());
+        send_if_changed(&self.controller, embedded(&next).cloned());
+        self.reloads.send_modify(|reloads| *reloads += 1);
+        *running = next;
+        Ok(Reloaded { applied, at_next_start })
+    }
+}
+
+/// The settings of the embedded controller; none with a remote one.
+fn embedded(settings: &Settings) -> Option<&ControllerSettings> {
+    match &settings.source {
+        StateSource::Embedded(controller, _) => Some(controller),
+        StateSource::Remote(..) => None,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs;
+    use std::net::IpAddr;
+
+    use super::*;
+
+    const BASE: &str = "name: edge\nports:\n  - {name: uplink, device: net_tap0, addresses: [192.0.2.2/24]}\n\
+        pools: [{name: default, addresses: [192.0.2.100-192.0.2.119]}]\nmanifests: m\nstatusDir: s\nlisten: unix:c.sock\n";
+
+    /// A gateway that runs by [`BASE`].
+    pub(crate) fn reload() -> Reload {
+        reloaded(BASE).0
+    }
+
+    /// The same with its file, which the directory holds.
+    pub(crate) fn with_file() -> (Reload, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, BASE).unwrap();
+        (Reload { file, ..reload() }, dir)
+    }
+
+    /// A gateway that runs by [`BASE`], and what it says when `text` takes the place of that.
+    fn reloaded(text: &str) -> (Reload, Result<Reloaded, Invalid>) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, BASE).unwrap();
+        let settings = Settings::read(&file, &SourceChoice::File).unwrap();
+        let reload = Reload::new(file.clone(), SourceChoice::File, settings);
+        fs::write(&file, text).unwrap();
+        let result = reload.reload();
+        (reload, result)
+    }
+
+    /// What it says when `text` takes the place of its file, in the same directory: keys with paths stay the same.
+    fn reloaded_again(reload: &Reload, text: &str) -> Reloaded {
+        let dir = reload.file.parent().unwrap();
+        fs::create_dir_all(dir).unwrap();
+        fs::write(&reload.file, text).unwrap();
+        let result = reload.reload();
+        fs::remove_dir_all(dir).unwrap();
+        result.unwrap()
+    }
+
+    fn keys(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    #[test]
+    fn what_changed_is_in_effect_or_named_for_the_next_start() {
+        let more_pool = BASE.replace("192.0.2.119", "192.0.2.120");
+        let moved = BASE.replace("c.sock", "d.sock");
+        let with = |keys: &str| format!("{BASE}{keys}\n");
+        let rows = [
+            (BASE.to_owned(), keys(&[]), keys(&[]), "nothing has changed"),
+            (more_pool.clone(), keys(&["pools"]), keys(&[]), "in effect: pools"),
+            (with("flows: {udp: 1m}"), keys(&["flows"]), keys(&[]), "in effect: flows"),
+            (with("limits: {targets: 100}"), keys(&["limits"]), keys(&[]), "in effect: limits"),
+            (
+                with("flows: {maxPerWorker: 9}"),
+                keys(&[]),
+                keys(&["flows.maxPerWorker"]),
+                "restart sluiced for: flows.maxPerWorker",
+            ),
+            (
+                with("flows: {maxPerWorker: 9, udp: 1m}"),
+                keys(&["flows"]),
+                keys(&["flows.maxPerWorker"]),
+                "in effect: flows; restart sluiced for: flows.maxPerWorker",
+            ),
+            (
+                with("logs: {level: debug}\nnodePortAddresses: [192.0.2.2]\nzone: a"),
+                keys(&["nodePortAddresses", "logs"]),
+                keys(&["zone"]),
+                "in effect: nodePortAddresses, logs; restart sluiced for: zone",
+            ),
+            (
+                format!("{moved}snat: {{addresses: [192.0.2.3]}}\n"),
+                keys(&["snat"]),
+                keys(&["listen"]),
+                "restart sluiced for: listen",
+            ),
+        ];
+        for (text, applied, at_next_start, said) in rows {
+            let result = reloaded(&text).1.unwrap();
+            assert!(result.to_string().contains(said), "{result}");
+            assert_eq!(result, Reloaded { applied, at_next_start }, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_controller_gets_its_new_settings_and_the_effective_ones_are_reported() {
+        let (reload, result) = reloaded(&BASE.replace("192.0.2.119", "192.0.2.120"));
+        result.unwrap();
+        let pools = reload.controller().borrow().clone().unwrap().pools;
+        assert_eq!(pools[0].ranges[0].last().to_string(), "192.0.2.120");
+        assert!(reload.effective().contains("192.0.2.120"), "{}", reload.effective());
+    }
+
+    #[test]
+    fn snat_addresses_are_added_at_once_and_removed_at_the_next_start() {
+        let with = |addresses: &str| format!("{BASE}snat: {{addresses: [{addresses}]}}\n");
+        let (reload, result) = reloaded(&with("192.0.2.3, 192.0.2.4"));
+        assert_eq!(result.unwrap().applied, ["snat"]);
+        let addresses = |last: &[u8]| last.iter().map(|n| IpAddr::from([192, 0, 2, *n])).collect::<Vec<_>>();
+        assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4]));
+        assert_eq!(reload.profile().borrow().own, addresses(&[2, 3, 4]));
+        assert_eq!(reload.controller().borrow().as_ref().unwrap().profile.own, addresses(&[2, 3, 4]), "never VIPs");
+        let again = reloaded_again(&reload, &with("192.0.2.5, 192.0.2.4"));
+        assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
+        assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4, 5]), "flows hold ports of 192.0.2.3");
+    }
+
+    #[test]
+    fn snat_addresses_are_added_up_to_the_limit_of_a_family() {
+        let addresses = |first: u8| (first..first + 8).map(|n| format!("192.0.2.{n}")).collect::<Vec<_>>();
+        let with = |v4: &[String], v6: &str| format!("{BASE}snat: {{addresses: [{}{v6}]}}\n", v4.join(", "));
+        let (reload, result) = reloaded(&with(&addresses(3), ""));
+        assert!(result.unwrap().at_next_start.is_empty());
+        let again = reloaded_again(&reload, &with(&addresses(6), ", 'fd00::1'"));
+        assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
+        let used: Vec<_> = reload.tunables().borrow().snat.iter().map(ToString::to_string).collect();
+        assert_eq!(used, [addresses(3), vec!["fd00::1".to_owned()]].concat(), "the old ones first, the rest at the next start");
+    }
+
+    #[test]
+    fn every_reload_has_the_manifests_read_again_even_without_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        fs::write(&file, BASE).unwrap();
+        let settings = Settings::read(&file, &SourceChoice::File).unwrap();
+        let reload = Reload::new(file, SourceChoice::File, settings);
+        let mut reloads = reload.reloads();
+        for _ in 0..2 {
+            assert!(reload.reload().unwrap().applied.is_empty());
+            assert!(reloads.has_changed().unwrap());
+            reloads.mark_unchanged();
+        }
+        assert!(!reload.controller().has_changed().unwrap(), "the controller goes on");
+    }
+
+    #[test]
+    fn a_file_that_is_not_valid_changes_nothing() {
+        let (reload, result) = reloaded(&BASE.replace("192.0.2.119", "192.0.2.300"));
+        assert!(result.unwrap_err().to_string().contains("pools[0].addresses[0]"));
+        assert!(!reload.controller().has_changed().unwrap());
+        assert!(reload.effective().contains("192.0.2.119"));
+        let dir = tempfile::tempdir().unwrap();
+        let reload = Reload { file: dir.path().join("sluice.yaml"), ..reload };
+        for (text, is_valid) in [(BASE.to_owned(), true), (BASE.replace("192.0.2.119", "192.0.2.300"), false)] {
+            fs::write(&reload.file, text).unwrap();
+            assert_eq!(reload.check().is_ok(), is_valid);
+        }
+    }
+}
