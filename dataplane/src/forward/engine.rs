@@ -15,17 +15,17 @@ use super::fast::{LastBurst, OpeningBackends};
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
 use super::sort::Lookup;
-use crate::flow::{Direction, Flow, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
+use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
-    Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, NatForward, Packet, RESETS_MAX, ResetBuffers,
-    Verdict, decide, follow,
+    Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, Followed, NatForward, Packet, RESETS_MAX,
+    ResetBuffers, Verdict, decide, follow,
 };
 use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::AnswerLimiter;
 use crate::neighbours::{NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
 use crate::port::{Arrival, Burst, Port, TwinRate};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Exit, Snapshot};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
@@ -36,6 +36,18 @@ use crate::workers::Egress;
 pub(super) struct Ingress<'s> {
     pub(super) snapshot: &'s Snapshot,
     pub(super) arrival: Arrival,
+}
+
+/// How a packet leaves that was decided on.
+struct Departure<'s> {
+    exit: &'s Exit,
+    /// Tags that the frame gets; none if it has those of the exit.
+    tags: Tags,
+    counter: CounterSlot,
+    /// The flow that it is a packet of.
+    metered: Option<FlowIndex>,
+    direction: Direction,
+    belongs: PacketFlow,
 }
 
 /// The state of a worker.
@@ -84,20 +96,20 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let now = Tick::at(arrival.now_ns);
         let (table, limits) = self.flows();
         let found = match follow(packet, snapshot, table, limits, now) {
-            Ok(verdict) => {
+            Followed::Decided(verdict) => {
                 self.tally.hits += 1;
                 return match verdict {
                     Verdict::ForwardDirect(direct) => self.forward_direct(snapshot, buffer, packet.headers, &direct),
                     verdict => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
                 };
             }
-            Err(found) => found,
+            Followed::Undecided(found) => found,
         };
         match packet.headers.transport {
             Transport::Fragment => self.fragment(snapshot, arrival, buffer, packet),
             Transport::Icmp { .. } => {
                 self.note_advertisement(snapshot, arrival, &buffer, packet.headers);
-                if let Err(buffer) = self.error(snapshot, arrival, buffer, packet) {
+                if let Some(buffer) = self.error(snapshot, arrival, buffer, packet) {
                     self.handle_by_decision(snapshot, arrival, buffer, packet, None);
                 }
             }
@@ -265,18 +277,28 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
-        self.counters.forwarded(flow.counter_slot(), direction == Direction::ToClient, headers.packet_len);
         // An ICMP error concerns a flow and is not a packet of it.
-        if O::METERS && !matches!(headers.transport, Transport::Icmp { .. }) {
-            self.flows::<A>().0.meter(index, direction, headers.packet_len);
-        }
-        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
+        let metered = Some(index).filter(|_| !matches!(headers.transport, Transport::Icmp { .. }));
         let tags = exit.link.tags();
-        self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
+        let departure = Departure { exit, tags, counter: flow.counter_slot(), metered, direction, belongs };
+        self.depart::<A>(buffer, headers.packet_len, &departure);
         for piece in rest {
             self.tally.originated += 1;
             self.egress.send_tagged(exit.port, tags, piece, &mut self.tally);
         }
+    }
+
+    /// Lets a packet leave that was decided on and written: counts it, meters its flow, shows it to the observer and sends it.
+    fn depart<A: FlowFamily>(&mut self, buffer: P::Buffer, packet_len: u16, departure: &Departure<'_>) {
+        let &Departure { exit, tags, counter, metered, direction, belongs } = departure;
+        self.counters.forwarded(counter, direction == Direction::ToClient, packet_len);
+        if O::METERS
+            && let Some(index) = metered
+        {
+            self.flows::<A>().0.meter(index, direction, packet_len);
+        }
+        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), || Some(belongs));
+        self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
     }
 
     /// Sends a packet as it is, or encapsulated.
@@ -300,17 +322,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             rest.into_iter().for_each(|piece| self.egress.discard(piece));
             return self.drop_of_service(snapshot, buffer, headers, DropReason::TooBig);
         }
-        self.counters.forwarded(CounterSlot::new(backend.slot, frontend), false, headers.packet_len);
-        if O::METERS
-            && let Some(index) = flow
-        {
-            self.flows::<A>().0.meter(index, Direction::ToBackend, headers.packet_len);
-        }
-        let belongs = || Some(PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend });
-        self.observer.observe(&buffer, PacketOutcome::Forward(exit.port), belongs);
         // Outer headers begin with the tags of the link.
         let tags = if outer.is_some() { Tags::NONE } else { exit.link.tags() };
-        self.egress.send_tagged(exit.port, tags, buffer, &mut self.tally);
+        let belongs = PacketFlow { vip: headers.tuple.destination.ip(), port, protocol, backend };
+        let counter = CounterSlot::new(backend.slot, frontend);
+        let departure = Departure { exit, tags, counter, metered: flow, direction: Direction::ToBackend, belongs };
+        self.depart::<A>(buffer, headers.packet_len, &departure);
         for mut piece in rest {
             if self.prepare_direct(&mut piece, headers, direct) {
                 self.tally.originated += 1;

@@ -131,13 +131,14 @@ impl<O> Executor<'_, O> {
         if shape.operations & operation::ENCAPSULATE != 0 {
             into_tunnel::<A>(self.snapshot, self.identifications, buffer, plan, flow)?;
         } else {
-            let head = framed::<A>(buffer, exit, shape.network_offset.into())?;
+            let (network, transport) = A::parts(framed::<A>(buffer, exit, shape.network_offset.into())?);
             if shape.operations & operation::TRANSLATE == 0 {
-                A::lower_hop_limit(head);
+                A::lower_hop_limit(network);
             } else {
                 let replies = flow.key(direction.opposite());
                 let identification = identification(self.identifications, replies, shape);
-                A::translate(head, replies, || flow.change_of_sum(direction), shape.is_udp(), identification);
+                let change = || flow.change_of_sum(direction);
+                A::translate(network, transport, replies, change, shape.is_udp(), identification);
             }
             if shape.is_padded() {
                 buffer.truncate(exit.link_bytes() + usize::from(shape.packet_len));

@@ -93,6 +93,8 @@ pub(crate) trait PlainFamily: Address {
     fn key(head: &Self::Head) -> Self::Key;
     /// The sequence number of a TCP segment.
     fn sequence(head: &Self::Head) -> u32;
+    /// The IP header and the transport header.
+    fn parts(head: &mut Self::Head) -> (&mut [u8], &mut [u8]);
 
     /// Whether the addresses and ports in a head are those of a key.
     #[inline(always)]
@@ -115,6 +117,11 @@ impl PlainFamily for u32 {
     fn sequence(head: &HeadV4) -> u32 {
         number(head, v4::TRANSPORT + tcp::SEQUENCE)
     }
+
+    #[inline(always)]
+    fn parts(head: &mut HeadV4) -> (&mut [u8], &mut [u8]) {
+        head.split_at_mut(v4::TRANSPORT)
+    }
 }
 
 impl PlainFamily for u128 {
@@ -130,6 +137,11 @@ impl PlainFamily for u128 {
     #[inline(always)]
     fn sequence(head: &HeadV6) -> u32 {
         number(head, v6::TRANSPORT + tcp::SEQUENCE)
+    }
+
+    #[inline(always)]
+    fn parts(head: &mut HeadV6) -> (&mut [u8], &mut [u8]) {
+        head.split_at_mut(v6::TRANSPORT)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The decision on a packet of a known flow that the fast path leaves (`forward::fast`).
+//! Decides on packets of known flows that the fast path leaves (`forward::fast`).
 //!
 //! Not here: packets that create flows (`new_flow`), and modes without replies through the gateway (`one_way`).
 
@@ -17,37 +17,44 @@ use crate::wire::{Address, Headers, Transport, tcp_flags};
 /// A flow, and the direction of the packet in it.
 pub(crate) type FlowMatch = (FlowIndex, Direction);
 
-/// The verdict on a packet that does not change the state of its flow, including those that the fast path leaves.
-///
-/// # Errors
-/// The flow whose state the packet may change, or `None` if the packet has no flow: [`super::decide`] decides.
+/// What [`follow`] came to.
+pub(crate) enum Followed<'s> {
+    /// The verdict: the packet does not change the state of its flow.
+    Decided(Verdict<'s>),
+    /// [`super::decide`] decides: on the flow whose state the packet may change, or on a packet without flow.
+    Undecided(Option<FlowMatch>),
+}
+
+/// Decides on a packet that does not change the state of its flow, including those that the fast path leaves.
 pub(crate) fn follow<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,
     table: &mut FlowTable<A>,
     limits: &IdleLimits,
     now: Tick,
-) -> Result<Verdict<'s>, Option<FlowMatch>> {
+) -> Followed<'s> {
     let Headers { transport, group_frame, .. } = *packet.headers;
     if !matches!(transport, Transport::Tcp { .. } | Transport::Udp) || group_frame {
-        return Err(None);
+        return Followed::Undecided(None);
     }
-    let (index, direction) = table.find(packet.hash, &packet.headers.tuple, packet.candidate).ok_or(None)?;
-    let found = Some((index, direction));
+    let found = table.find(packet.hash, &packet.headers.tuple, packet.candidate);
+    let Some((index, direction)) = found else { return Followed::Undecided(None) };
     let mut flow = table.get(index);
     if !is_plain(flow.state, transport, direction) || limits.may_be_over(flow.state, flow.last_seen, now) {
-        return Err(found);
+        return Followed::Undecided(found);
     }
-    let backend = snapshot.backend(flow.backend).filter(|backend| backend.is_steady()).ok_or(found)?;
+    let steady = snapshot.backend(flow.backend).filter(|backend| backend.is_steady());
+    let Some(backend) = steady else { return Followed::Undecided(found) };
     let was_silent = is_long_silent(table, limits, &flow, backend, now);
     if !flow.mode.is_two_way() {
         let verdict = one_way::follow(packet, &mut flow, backend, snapshot, now);
         keep(table, index, &flow, was_silent);
-        return Ok(verdict.of_flow(index));
+        return Followed::Decided(verdict.of_flow(index));
     }
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
     keep(table, index, &flow, was_silent);
-    Ok(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
+    let forward = |exit| Verdict::Forward(NatForward { flow: index, direction, exit });
+    Followed::Decided(exit.map_or_else(|verdict| verdict, forward))
 }
 
 /// Decides on a packet that may change the state of its flow. `None`: the flow has ended, and the packet has none.

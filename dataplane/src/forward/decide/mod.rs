@@ -28,7 +28,7 @@ pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits, unresolved_cl
 pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet, ResetBuffers};
 pub(super) use inquiry::KnownFlows;
 pub use inquiry::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
-pub(super) use known::{FlowMatch, follow};
+pub(super) use known::{FlowMatch, Followed, follow};
 pub(super) use local::refused_source;
 pub(super) use new_flow::first_snat_address;
 pub(super) use one_way::{deliver, follow_probe};

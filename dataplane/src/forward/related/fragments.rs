@@ -4,7 +4,7 @@
 //! Not here: the memory of datagrams and waiting fragments (`fragment`).
 
 use crate::flow::{Candidate, FlowMode, Segment, Tick};
-use crate::forward::decide::{FlowFamily, NatForward, Packet, Verdict, follow};
+use crate::forward::decide::{FlowFamily, Followed, NatForward, Packet, Verdict, follow};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::forward::rewrite;
@@ -225,11 +225,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: arrival.link };
         let now = Tick::at(arrival.now_ns);
         match follow(&packet, snapshot, table, limits, now) {
-            Ok(verdict) => {
+            Followed::Decided(verdict) => {
                 self.tally.hits += 1;
                 verdict
             }
-            Err(found) => self.verdict(snapshot, arrival, &packet, segment, found),
+            Followed::Undecided(found) => self.verdict(snapshot, arrival, &packet, segment, found),
         }
     }
 

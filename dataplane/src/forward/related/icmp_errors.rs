@@ -24,17 +24,15 @@ use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Tuple, is_martian};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one.
-    ///
-    /// # Errors
-    /// The packet, if it is no such error.
+    /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one. Returns the packet if it is no such
+    /// error.
     pub(in crate::forward) fn error<A: FlowFamily>(
         &mut self,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: P::Buffer,
         packet: &Packet<'_, A>,
-    ) -> Result<(), P::Buffer> {
+    ) -> Option<P::Buffer> {
         let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
             return self.tunnel_error(snapshot, arrival, buffer, packet);
         };
@@ -42,7 +40,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if let Some(verdict) = follow_one_way_error(packet, &asked, snapshot, self.flows().0) {
             self.tally.hits += 1;
             self.apply(snapshot, arrival, buffer, packet.headers, verdict);
-            return Ok(());
+            return None;
         }
         let (table, limits) = self.flows();
         let followed = follow_error(packet, &quote.tuple, snapshot, table, limits, Tick::at(arrival.now_ns));
@@ -52,7 +50,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             Ok(nat) => self.forward_error(snapshot, buffer, packet.headers, &quote, nat),
             Err(verdict) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
         }
-        Ok(())
+        None
     }
 
     fn forward_error<A: FlowFamily>(
@@ -84,32 +82,29 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.send_split(snapshot, buffer, headers, &flow, nat);
     }
 
-    /// Processes an ICMP error about a tunnel packet.
-    ///
-    /// # Errors
-    /// The packet, if it is no such error.
+    /// Processes an ICMP error about a tunnel packet. Returns the packet if it is no such error.
     fn tunnel_error<A: FlowFamily>(
         &mut self,
         snapshot: &Snapshot,
         arrival: Arrival,
         buffer: P::Buffer,
         packet: &Packet<'_, A>,
-    ) -> Result<(), P::Buffer> {
+    ) -> Option<P::Buffer> {
         let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &snapshot.tunnels) else {
-            return Err(buffer);
+            return Some(buffer);
         };
         let followed = match &quote.inner {
             Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.tables.v4),
             Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.tables.v6),
         };
-        let Some(followed) = followed else { return Err(buffer) };
+        let Some(followed) = followed else { return Some(buffer) };
         self.tally.hits += 1;
         match (followed, &quote.inner) {
             (Err(verdict), _) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
             (Ok(exit), Inner::V4(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
             (Ok(exit), Inner::V6(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
         }
-        Ok(())
+        None
     }
 
     fn report_to_client<A: Address, I: Address>(

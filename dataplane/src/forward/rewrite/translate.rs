@@ -24,61 +24,73 @@ pub(in crate::forward) struct NewIdentification(pub(in crate::forward) Option<u1
 /// A family whose packets are rewritten where they are.
 pub(in crate::forward) trait Translated: WideFamily {
     /// Gives a packet the addresses and ports of packets in the opposite direction to `replies`, decrements its hop limit, and
-    /// updates all checksums. `change` is [`crate::flow::HotFlow::change_of_sum`].
+    /// updates all checksums. The IP header has at least [`crate::wire::head::PlainFamily::NETWORK`] bytes, the transport header
+    /// at least twenty, of UDP eight. `change` is [`HotFlow::change_of_sum`].
     fn translate(
-        head: &mut Self::Head,
+        network: &mut [u8],
+        transport: &mut [u8],
         replies: &Self::Key,
         change: impl FnOnce() -> u64,
         is_udp: bool,
         identification: NewIdentification,
     );
-    /// Decrements the hop limit only.
-    fn lower_hop_limit(head: &mut Self::Head);
+    /// Decrements the hop limit only, in an IP header.
+    fn lower_hop_limit(network: &mut [u8]);
 }
 
 impl Translated for u32 {
     #[inline(always)]
     fn translate(
-        head: &mut HeadV4,
+        network: &mut [u8],
+        transport: &mut [u8],
         replies: &WireKey<3>,
         _: impl FnOnce() -> u64,
         is_udp: bool,
         identification: NewIdentification,
     ) {
-        let (old, old_ports) = WireKey::<3>::read_at(head, v4::KEY).halves();
+        let mut old = [0; 8];
+        old.copy_from_slice(&network[v4::KEY..v4::TRANSPORT]);
+        let old_ports = u32::from_ne_bytes([transport[0], transport[1], transport[2], transport[3]]);
         let (new, new_ports) = replies.halves();
         let (new, new_ports) = (new.rotate_left(32), new_ports.rotate_left(16));
-        let addresses = folded(add(!old, new));
-        let network = addresses + change_header(head, identification) + u64::from(!word(head, v4::CHECKSUM));
-        set_word(head, v4::CHECKSUM, finish(network));
-        head[v4::KEY..v4::TRANSPORT].copy_from_slice(&new.to_ne_bytes());
-        head[v4::TRANSPORT..v4::TRANSPORT + 4].copy_from_slice(&new_ports.to_ne_bytes());
+        let addresses = folded(add(!u64::from_ne_bytes(old), new));
+        let sum = addresses + change_header(network, identification) + u64::from(!word(network, v4::CHECKSUM));
+        set_word(network, v4::CHECKSUM, finish(sum));
+        network[v4::KEY..v4::TRANSPORT].copy_from_slice(&new.to_ne_bytes());
+        transport[..4].copy_from_slice(&new_ports.to_ne_bytes());
         let ports = u64::from(!old_ports) + u64::from(new_ports);
-        update_transport(&mut head[v4::TRANSPORT..], addresses + ports, is_udp);
+        update_transport(transport, addresses + ports, is_udp);
     }
 
     #[inline(always)]
-    fn lower_hop_limit(head: &mut HeadV4) {
-        let change = change_header(head, NewIdentification(None));
-        let checksum = finish(change + u64::from(!word(head, v4::CHECKSUM)));
-        set_word(head, v4::CHECKSUM, checksum);
+    fn lower_hop_limit(network: &mut [u8]) {
+        let change = change_header(network, NewIdentification(None));
+        let checksum = finish(change + u64::from(!word(network, v4::CHECKSUM)));
+        set_word(network, v4::CHECKSUM, checksum);
     }
 }
 
 impl Translated for u128 {
     /// Routers never fragment packets, so none gets an identification.
     #[inline(always)]
-    fn translate(head: &mut HeadV6, replies: &WireKey<9>, change: impl FnOnce() -> u64, is_udp: bool, _: NewIdentification) {
-        Self::lower_hop_limit(head);
-        let key = replies.reversed();
-        let bytes = zerocopy::IntoBytes::as_bytes(&key);
-        head[v6::KEY..v6::KEY + bytes.len()].copy_from_slice(bytes);
-        update_transport(&mut head[v6::TRANSPORT..], change(), is_udp);
+    fn translate(
+        network: &mut [u8],
+        transport: &mut [u8],
+        replies: &WireKey<9>,
+        change: impl FnOnce() -> u64,
+        is_udp: bool,
+        _: NewIdentification,
+    ) {
+        Self::lower_hop_limit(network);
+        let (addresses, ports) = replies.reversed().halves();
+        network[v6::KEY..v6::TRANSPORT].copy_from_slice(&addresses);
+        transport[..4].copy_from_slice(&ports.to_ne_bytes());
+        update_transport(transport, change(), is_udp);
     }
 
     #[inline(always)]
-    fn lower_hop_limit(head: &mut HeadV6) {
-        head[v6::HOP_LIMIT] = head[v6::HOP_LIMIT].wrapping_sub(1);
+    fn lower_hop_limit(network: &mut [u8]) {
+        network[v6::HOP_LIMIT] = network[v6::HOP_LIMIT].wrapping_sub(1);
     }
 }
 
@@ -109,7 +121,7 @@ fn add(a: u64, b: u64) -> u64 {
 
 /// Decrements the TTL and sets the identification. Returns what both add to the sum of the header.
 #[inline(always)]
-fn change_header(head: &mut HeadV4, NewIdentification(identification): NewIdentification) -> u64 {
+fn change_header(head: &mut [u8], NewIdentification(identification): NewIdentification) -> u64 {
     head[v4::HOPS] = head[v4::HOPS].wrapping_sub(1);
     let Some(identification) = identification else { return HOP.into() };
     let (old, new) = (word(head, v4::IDENTIFICATION), u16::from_ne_bytes(identification.to_be_bytes()));

@@ -13,8 +13,8 @@ use crate::flow::{
 use crate::forward::decide::exit::route_to_client;
 use crate::forward::decide::inquiry::{FamilyInquiry, Inquired};
 use crate::forward::decide::{
-    Answer, Changes, DecisionContext, DirectForward, FlowFamily, FlowTables, NatForward, Packet, ResetBuffers, Verdict, decide,
-    follow,
+    Answer, Changes, DecisionContext, DirectForward, FlowFamily, FlowTables, Followed, NatForward, Packet, ResetBuffers, Verdict,
+    decide, follow,
 };
 use crate::forward::rewrite::rewrite_of;
 use crate::port::Link;
@@ -159,11 +159,11 @@ impl<A: TrialFamily> Trial<'_, A> {
         let Self { snapshot, now, worker, .. } = *self;
         let mut changes = Changes::default();
         let verdict = match follow(packet, snapshot, table, &limits, now) {
-            Ok(verdict) => {
+            Followed::Decided(verdict) => {
                 changes.hit = true;
                 verdict
             }
-            Err(found) => {
+            Followed::Undecided(found) => {
                 let (limits, changes) = (&limits, &mut changes);
                 let mut has_buffers = |_| true;
                 let reset_buffers = ResetBuffers(&mut has_buffers);
