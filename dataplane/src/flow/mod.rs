@@ -35,7 +35,7 @@ pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_strea
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };
-pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows};
+pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows, SeenWords};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
 pub(crate) use table::{Fate, PortUse, SweepRules};
 pub use tick::{Tick, Ticks};

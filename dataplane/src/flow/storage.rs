@@ -60,6 +60,27 @@ const BELOW_SEEN: u32 = (1 << SEEN_SHIFT) - 1;
 const FREE: u32 = STATE_MASK;
 const _: () = assert!(FlowState::ALL.len() <= FREE as usize);
 
+/// Times as they are stored with the last packet of a flow, to be compared without a [`HotFlow`].
+pub(crate) struct SeenWords;
+
+impl SeenWords {
+    /// The bits below those of the time, which mean nothing in differences.
+    pub(crate) const BELOW: u32 = BELOW_SEEN;
+
+    /// From this, [`HotFlow::seen_word`] is subtracted: the time since the last packet.
+    #[inline(always)]
+    pub(crate) const fn minuend(now: Tick) -> u32 {
+        // No borrow from the ticks: the bits below them are all ones.
+        now.0 << SEEN_SHIFT | BELOW_SEEN
+    }
+
+    /// The largest difference that is below a limit of less than 2^24 ticks.
+    #[inline(always)]
+    pub(crate) const fn below(limit: Ticks) -> u32 {
+        (limit.0 << SEEN_SHIFT).saturating_sub(1)
+    }
+}
+
 /// A flow of mode `nat` that a SYN begins, as it is stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BegunFlow<'k, K> {
@@ -110,6 +131,18 @@ impl<K: TupleKey> HotFlow<K> {
     #[inline(always)]
     pub(crate) fn key(&self, direction: Direction) -> &K {
         &self.keys[direction as usize]
+    }
+
+    /// The last packet, the mode and the state, as they are stored.
+    #[inline(always)]
+    pub(crate) fn seen_word(&self) -> u32 {
+        self.seen
+    }
+
+    /// The number of the mode.
+    #[inline(always)]
+    pub(crate) fn mode_number(&self) -> usize {
+        usize::from(self.mode_and_state() >> STATE_BITS)
     }
 
     /// See [`BackendId::packed_with`].
@@ -167,8 +200,7 @@ impl<K: TupleKey> HotFlow<K> {
     /// Ticks since the last packet, in the bits in which it is stored. The bits below mean nothing.
     #[inline(always)]
     fn elapsed(&self, now: Tick) -> u32 {
-        // No borrow from the ticks: the bits below them are all ones.
-        (now.0 << SEEN_SHIFT | BELOW_SEEN).wrapping_sub(self.seen)
+        SeenWords::minuend(now).wrapping_sub(self.seen)
     }
 
     fn is_free(&self) -> bool {

@@ -8,7 +8,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::engine::Engine;
+use super::engine::{Engine, Ingress};
 use super::observer::{Observe, PacketOutcome};
 use super::rewrite;
 use crate::forward::decide::{Answer, RESETS_MAX};
@@ -22,33 +22,33 @@ use crate::wire::{Address, Buffer, Headers, Mac};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Answers ARP. Answers to ARP and neighbour discovery have no rate limit (docs/internals/decisions/0013).
-    pub(super) fn arp(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer) {
+    pub(super) fn arp(&mut self, at: Ingress<'_>, mut buffer: P::Buffer) {
         let asked = neighbours::arp_question(buffer.bytes());
         if let Some((vip, mac)) = neighbours::arp_claim(buffer.bytes()) {
-            self.note_claim(snapshot, arrival, (vip, mac), false);
+            self.note_claim(at, (vip, mac), false);
         } else if let Some((vip, mac)) = neighbours::arp_probe(buffer.bytes()).filter(|_| self.ownership.is_elected()) {
             // Of the gateway that has given the address up, which it may have announced.
-            self.note_claim(snapshot, arrival, (vip, mac), true);
+            self.note_claim(at, (vip, mac), true);
         }
-        let Some(permission) = asked.and_then(|target| self.may_answer_for(snapshot, arrival, target)) else {
-            return self.give_to_linux(snapshot, arrival, buffer);
+        let Some(permission) = asked.and_then(|target| self.may_answer_for(at, target)) else {
+            return self.give_to_linux(at, buffer);
         };
         let told = neighbours::arp_claim(buffer.bytes())
-            .filter(|&(sender, mac)| has_moved(snapshot, arrival.link, sender, mac))
+            .filter(|&(sender, mac)| has_moved(at.snapshot, at.arrival.link, sender, mac))
             .and_then(|_| {
                 let frame = buffer.bytes();
-                self.for_linux(snapshot, arrival.link, |copy| {
+                self.for_linux(at.snapshot, at.arrival.link, |copy| {
                     let fits = copy.resize(frame.len());
                     copy.bytes_mut().iter_mut().zip(frame).for_each(|(to, from)| *to = *from);
                     fits
                 })
             });
-        if neighbours::arp_reply(&mut buffer, snapshot.port(arrival.link.port()).mac) {
-            self.answered(arrival, permission, buffer);
+        if neighbours::arp_reply(&mut buffer, at.snapshot.port(at.arrival.link.port()).mac) {
+            self.answered(at.arrival, permission, buffer);
         } else {
             self.drop(buffer, DropReason::Malformed);
         }
-        self.tell_linux(snapshot, arrival, told);
+        self.tell_linux(at, told);
     }
 
     /// A frame for Linux, besides the answer to a question.
@@ -67,10 +67,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Passes a frame of [`Engine::for_linux`] on: Linux updates or probes its entry for the sender by its own rules, within
     /// the rate of questions. The frame counts as originated.
-    fn tell_linux(&mut self, snapshot: &Snapshot, arrival: Arrival, copy: Option<P::Buffer>) {
+    fn tell_linux(&mut self, at: Ingress<'_>, copy: Option<P::Buffer>) {
         if let Some(copy) = copy {
             self.tally.originated += 1;
-            self.give_to_linux(snapshot, arrival, copy);
+            self.give_to_linux(at, copy);
         }
     }
 
@@ -93,85 +93,70 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Whether ARP and neighbour discovery are answered for an address: for one of a VIP group only while the gateway owns
     /// the group.
-    fn may_answer_for<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, target: A) -> Option<Permission> {
-        let answers = snapshot.ready() && snapshot.answers_for(arrival.link, target);
-        answers.then(|| self.ownership.may_speak_for(snapshot, target, arrival.now_ns)).flatten()
+    fn may_answer_for<A: Address>(&self, at: Ingress<'_>, target: A) -> Option<Permission> {
+        let answers = at.snapshot.ready() && at.snapshot.answers_for(at.arrival.link, target);
+        answers.then(|| self.ownership.may_speak_for(at.snapshot, target, at.arrival.now_ns)).flatten()
     }
 
     /// Notes that another station announces, or asks for, a VIP for which this gateway answers, or a SNAT address of a VIP
     /// group.
-    fn note_claim<A: Address>(&self, snapshot: &Snapshot, arrival: Arrival, (vip, other): (A, Mac), is_question: bool) {
-        let is_ours = snapshot.ports().iter().any(|port| port.mac == other);
-        let (is_movable, group) = match snapshot.role(vip) {
+    fn note_claim<A: Address>(&self, at: Ingress<'_>, (vip, other): (A, Mac), is_question: bool) {
+        let is_ours = at.snapshot.ports().iter().any(|port| port.mac == other);
+        let (is_movable, group) = match at.snapshot.role(vip) {
             AddressRole::Vip => (true, self.ownership.group_of_vip(vip.ip())),
             AddressRole::Snat => {
-                let group = snapshot.group_of_snat(vip);
+                let group = at.snapshot.group_of_snat(vip);
                 (group.is_some(), group)
             }
             AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::PoolUnused | AddressRole::Elsewhere => (false, None),
         };
-        if !is_ours && is_movable && self.may_answer_for(snapshot, arrival, vip).is_some() {
-            let own = snapshot.port(arrival.link.port()).mac;
-            self.ownership.note(VipClaim { link: arrival.link, vip: vip.ip(), other, own }, group, is_question);
+        if !is_ours && is_movable && self.may_answer_for(at, vip).is_some() {
+            let own = at.snapshot.port(at.arrival.link.port()).mac;
+            self.ownership.note(VipClaim { link: at.arrival.link, vip: vip.ip(), other, own }, group, is_question);
         }
     }
 
     /// The same for a neighbour advertisement.
-    pub(super) fn note_advertisement<A: Address>(
-        &self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        buffer: &P::Buffer,
-        headers: &Headers<A>,
-    ) {
+    pub(super) fn note_advertisement<A: Address>(&self, at: Ingress<'_>, buffer: &P::Buffer, headers: &Headers<A>) {
         if let Some((vip, mac)) = neighbours::neighbour_claim(buffer.bytes(), headers) {
-            self.note_claim(snapshot, arrival, (vip, mac), false);
+            self.note_claim(at, (vip, mac), false);
         }
     }
 
-    pub(super) fn solicited(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer, headers: &Headers<u128>) {
+    pub(super) fn solicited(&mut self, at: Ingress<'_>, mut buffer: P::Buffer, headers: &Headers<u128>) {
         let asked = neighbours::neighbour_question(buffer.bytes(), headers);
-        let Some(permission) = asked.and_then(|target| self.may_answer_for(snapshot, arrival, target)) else {
-            return match snapshot.role(headers.tuple.destination) {
-                AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => {
-                    self.give_to_linux(snapshot, arrival, buffer)
-                }
+        let Some(permission) = asked.and_then(|target| self.may_answer_for(at, target)) else {
+            return match at.snapshot.role(headers.tuple.destination) {
+                AddressRole::Elsewhere | AddressRole::Broadcast | AddressRole::Twin(_) => self.give_to_linux(at, buffer),
                 AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => {
                     self.drop(buffer, DropReason::UnsupportedProtocol)
                 }
             };
         };
-        if snapshot.role(headers.tuple.source) != AddressRole::Elsewhere {
+        if at.snapshot.role(headers.tuple.source) != AddressRole::Elsewhere {
             return self.drop(buffer, DropReason::OwnSource);
         }
         let moved = neighbours::neighbour_asker(buffer.bytes(), headers)
-            .filter(|&(who, mac)| has_moved(snapshot, arrival.link, who, mac));
-        let told = moved.and_then(|asker| self.solicitation_by(snapshot, arrival.link, asker));
-        if neighbours::neighbour_advertisement(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
-            self.answered(arrival, permission, buffer);
+            .filter(|&(who, mac)| has_moved(at.snapshot, at.arrival.link, who, mac));
+        let told = moved.and_then(|asker| self.solicitation_by(at.snapshot, at.arrival.link, asker));
+        if neighbours::neighbour_advertisement(&mut buffer, headers, at.snapshot.port(at.arrival.link.port()).mac) {
+            self.answered(at.arrival, permission, buffer);
         } else {
             self.drop(buffer, DropReason::Malformed);
         }
-        self.tell_linux(snapshot, arrival, told);
+        self.tell_linux(at, told);
     }
 
     /// Turns the packet into its answer, if the rules and the rate limit allow one (FORWARDING 8).
-    pub(super) fn reply<A: Address>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: P::Buffer,
-        headers: &Headers<A>,
-        reply: Answer,
-    ) {
-        let (asker, now_ns) = (headers.tuple.source, arrival.now_ns);
+    pub(super) fn reply<A: Address>(&mut self, at: Ingress<'_>, mut buffer: P::Buffer, headers: &Headers<A>, reply: Answer) {
+        let (asker, now_ns) = (headers.tuple.source, at.arrival.now_ns);
         let allowed = icmp::may_answer(headers)
             && match reply {
                 Answer::TooBig { .. } => self.limiter.allow_too_big(asker, now_ns),
                 _ => self.limiter.allow(asker, now_ns),
             };
-        let source = answer_source(snapshot, arrival.link, headers.tuple.destination).filter(|_| allowed);
-        let mac = snapshot.port(arrival.link.port()).mac;
+        let source = answer_source(at.snapshot, at.arrival.link, headers.tuple.destination).filter(|_| allowed);
+        let mac = at.snapshot.port(at.arrival.link.port()).mac;
         let done = source.is_some_and(|source| match reply {
             Answer::Reset => rewrite::reset(&mut buffer, headers, mac),
             Answer::PortUnreachable => icmp::icmp_error(&mut buffer, headers, source, IcmpError::PortUnreachable, mac),
@@ -180,7 +165,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             Answer::Echo => icmp::echo_reply(&mut buffer, headers, mac),
         });
         if done {
-            self.answered(arrival, Permission::Always, buffer);
+            self.answered(at.arrival, Permission::Always, buffer);
         } else {
             self.drop(buffer, DropReason::AnswerLimited);
         }
@@ -194,21 +179,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Drops a packet without flow and, within the rate limit, sends a RST or ABORT back. The RST counts as originated:
     /// its cause is the drop (DESIGN 3.5). It is written over the packet, which is no longer needed.
-    pub(super) fn reset<A: Address>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        mut buffer: P::Buffer,
-        headers: &Headers<A>,
-        reason: DropReason,
-    ) {
-        self.count_service_drop(snapshot, headers, reason);
+    pub(super) fn reset<A: Address>(&mut self, at: Ingress<'_>, mut buffer: P::Buffer, headers: &Headers<A>, reason: DropReason) {
+        self.count_service_drop(at.snapshot, headers, reason);
         self.observer.observe(&buffer, PacketOutcome::Drop(reason), || None);
         self.tally.drop(reason);
-        let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, arrival.now_ns);
-        if allowed && rewrite::reset(&mut buffer, headers, snapshot.port(arrival.link.port()).mac) {
+        let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, at.arrival.now_ns);
+        if allowed && rewrite::reset(&mut buffer, headers, at.snapshot.port(at.arrival.link.port()).mac) {
             self.tally.originated += 1;
-            self.egress.send_tagged(arrival.link.port(), arrival.tags, buffer, &mut self.tally);
+            self.egress.send_tagged(at.arrival.link.port(), at.arrival.tags, buffer, &mut self.tally);
         } else {
             self.egress.discard(buffer);
         }

@@ -19,67 +19,67 @@ use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_addres
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes a burst. While a capture runs, its packets may be observed.
-    pub(super) fn process(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        if let (Some(peers), Origin::Port) = (&mut self.egress.peers, arrival.origin) {
-            sample_queue(peers, arrival.link.port(), burst);
+    pub(super) fn process(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
+        if let (Some(peers), Origin::Port) = (&mut self.egress.peers, at.arrival.origin) {
+            sample_queue(peers, at.arrival.link.port(), burst);
         }
         if self.capture.is_some() {
-            return self.process_captured(snapshot, arrival, burst);
+            return self.process_captured(at, burst);
         }
-        self.process_unobserved(snapshot, arrival, burst);
+        self.process_unobserved(at, burst);
     }
 
     /// Processes a burst: the fast path first, then the stages for what it leaves.
     #[inline(always)]
-    pub(super) fn process_unobserved(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        self.forward_known(Ingress { snapshot, arrival }, burst);
+    pub(super) fn process_unobserved(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
+        self.forward_known(at, burst);
         if !burst.is_empty() {
-            self.process_left(snapshot, arrival, burst);
+            self.process_left(at, burst);
         }
     }
 
     /// The stages of a burst of packets that the fast path leaves.
     #[inline(never)]
-    pub(super) fn process_left(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+    pub(super) fn process_left(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
         let mut sorted = Sorted { kinds: ArrayVec::new(), v4: Lookups::new(), v6: Lookups::new() };
-        let filter = FrameFilter::new(snapshot.port(arrival.link.port()).mac);
+        let filter = FrameFilter::new(at.snapshot.port(at.arrival.link.port()).mac);
         sort(&self.tables, filter, burst, &mut sorted);
         if sorted.is_mixed(self.egress.peers.is_some()) {
-            return self.process_in_order(snapshot, arrival, burst, &sorted);
+            return self.process_in_order(at, burst, &sorted);
         }
-        if matches!(arrival.origin, Origin::Port | Origin::Met) && self.egress.peers.is_some() {
-            steer(&mut self.egress, snapshot, arrival, burst, &mut sorted, &mut self.tally);
+        if matches!(at.arrival.origin, Origin::Port | Origin::Met) && self.egress.peers.is_some() {
+            steer(&mut self.egress, at, burst, &mut sorted, &mut self.tally);
         }
         sorted.v4.iter_mut().for_each(|lookup| lookup.candidate = self.tables.v4.candidate(lookup.hash));
         sorted.v6.iter_mut().for_each(|lookup| lookup.candidate = self.tables.v6.candidate(lookup.hash));
         if sorted.v4.len() == burst.len() {
-            return self.handle_all(snapshot, arrival, burst, &sorted.v4);
+            return self.handle_all(at, burst, &sorted.v4);
         }
         if sorted.kinds.iter().all(|kind| matches!(kind, Kind::V6)) {
-            return self.handle_all(snapshot, arrival, burst, &sorted.v6);
+            return self.handle_all(at, burst, &sorted.v6);
         }
         let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
         for (buffer, kind) in burst.drain(..).zip(sorted.kinds) {
             match kind {
                 Kind::V4 => {
                     if let Some(lookup) = v4.next() {
-                        self.handle(snapshot, arrival, buffer, lookup);
+                        self.handle(at, buffer, lookup);
                     }
                 }
                 Kind::V6 => {
                     if let Some(lookup) = v6.next() {
-                        self.handle(snapshot, arrival, buffer, lookup);
+                        self.handle(at, buffer, lookup);
                     }
                 }
                 Kind::Solicitation => {
                     if let Some(lookup) = v6.next() {
-                        self.solicited(snapshot, arrival, buffer, &lookup.headers);
+                        self.solicited(at, buffer, &lookup.headers);
                     }
                 }
-                Kind::Arp => self.arp(snapshot, arrival, buffer),
+                Kind::Arp => self.arp(at, buffer),
                 // Taken out by `process_in_order`.
-                Kind::Tagged | Kind::Other => self.give_to_linux(snapshot, arrival, buffer),
-                Kind::Foreign => self.foreign(snapshot, arrival, buffer),
+                Kind::Tagged | Kind::Other => self.give_to_linux(at, buffer),
+                Kind::Foreign => self.foreign(at, buffer),
                 Kind::Bad(reason) => self.drop(buffer, reason),
             }
         }
@@ -88,66 +88,66 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes the frames of a mixed burst in runs: those with VLAN tags, fragments, and others. Packets of a flow may be
     /// in all of them, and a run is handed over or sent before the next one begins.
     #[inline(never)]
-    fn process_in_order(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>, sorted: &Sorted) {
+    fn process_in_order(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>, sorted: &Sorted) {
         let (mut run, mut of_run) = (Burst::new(), RunKind::Others);
         for (buffer, kind) in burst.drain(..).zip(sorted.runs()) {
             if kind != of_run {
-                self.process_run(snapshot, arrival, of_run, &mut run);
+                self.process_run(at, of_run, &mut run);
                 of_run = kind;
             }
             run.push(buffer);
         }
-        self.process_run(snapshot, arrival, of_run, &mut run);
+        self.process_run(at, of_run, &mut run);
     }
 
-    fn process_run(&mut self, snapshot: &Snapshot, arrival: Arrival, kind: RunKind, run: &mut Burst<P::Buffer>) {
+    fn process_run(&mut self, at: Ingress<'_>, kind: RunKind, run: &mut Burst<P::Buffer>) {
         match kind {
             _ if run.is_empty() => {}
-            RunKind::Tagged => self.process_tagged(snapshot, arrival, run),
-            RunKind::Fragments | RunKind::Others => self.process_left(snapshot, arrival, run),
+            RunKind::Tagged => self.process_tagged(at, run),
+            RunKind::Fragments | RunKind::Others => self.process_left(at, run),
         }
     }
 
     /// Removes the VLAN tags from frames, and processes the frames of one link after another as bursts of their own.
     /// Frames with a third tag go to the kernel, so the recursion ends.
     #[inline(never)]
-    fn process_tagged(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
+    fn process_tagged(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
         let mut run = Burst::new();
-        let mut at = arrival;
+        let mut of_run = at;
         for mut buffer in burst.drain(..) {
-            if !arrival.tags.is_none() {
-                self.give_to_linux(snapshot, arrival, buffer);
+            if !at.arrival.tags.is_none() {
+                self.give_to_linux(at, buffer);
                 continue;
             }
             let tags = Tags::of(buffer.bytes());
-            let link = tags.vlan().map(|vlan| Link::new(arrival.link.port(), vlan));
-            let Some(link) = link.filter(|link| snapshot.knows(*link)) else {
-                self.unknown_link(snapshot, arrival, buffer);
+            let link = tags.vlan().map(|vlan| Link::new(at.arrival.link.port(), vlan));
+            let Some(link) = link.filter(|link| at.snapshot.knows(*link)) else {
+                self.unknown_link(at, buffer);
                 continue;
             };
-            if tags != at.tags {
+            if tags != of_run.arrival.tags {
                 if !run.is_empty() {
-                    self.process_left(snapshot, at, &mut run);
+                    self.process_left(of_run, &mut run);
                 }
-                at = Arrival { link, tags, ..arrival };
+                of_run = Ingress { arrival: Arrival { link, tags, ..at.arrival }, ..at };
             }
             tags.take_off(&mut buffer);
             run.push(buffer);
         }
         if !run.is_empty() {
-            self.process_left(snapshot, at, &mut run);
+            self.process_left(of_run, &mut run);
         }
     }
 
     /// A frame of a VLAN that the kernel has no interface for. It goes to the kernel unchanged, unless it is for an
     /// address of the engine: on that VLAN the owner of the address is unknown.
-    fn unknown_link(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
-        match destination(buffer.bytes(), snapshot) {
+    fn unknown_link(&mut self, at: Ingress<'_>, buffer: P::Buffer) {
+        match destination(buffer.bytes(), at.snapshot) {
             Ok(Some(AddressRole::Vip | AddressRole::PoolUnused)) => self.drop(buffer, DropReason::UnknownVip),
             Ok(Some(AddressRole::Snat)) => self.drop(buffer, DropReason::SnatWrongPort),
             // As for untagged packets: VIPs are not known yet, nor the set of VLANs.
-            Ok(Some(_)) if !snapshot.ready() => self.drop(buffer, DropReason::UnknownVip),
-            Ok(_) => self.give_to_linux(snapshot, arrival, buffer),
+            Ok(Some(_)) if !at.snapshot.ready() => self.drop(buffer, DropReason::UnknownVip),
+            Ok(_) => self.give_to_linux(at, buffer),
             Err(reason) => self.drop(buffer, reason),
         }
     }
@@ -155,15 +155,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// A frame for another station. The kernel may have an interface with that address on top of the twin, or a bridge;
     /// then it gets the frame, unless it is for an address or frontend of the gateway.
     #[cold]
-    fn foreign(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
+    fn foreign(&mut self, at: Ingress<'_>, buffer: P::Buffer) {
         let may_be_for_kernel = || match parse(buffer.bytes()) {
-            Ok(Parsed::V4(headers)) => is_for_kernel(&headers, snapshot),
-            Ok(Parsed::V6(headers)) => is_for_kernel(&headers, snapshot),
+            Ok(Parsed::V4(headers)) => is_for_kernel(&headers, at.snapshot),
+            Ok(Parsed::V6(headers)) => is_for_kernel(&headers, at.snapshot),
             Ok(Parsed::Arp | Parsed::Other) => true,
             Err(_) => false,
         };
-        if snapshot.is_promiscuous(arrival.link.port()) && may_be_for_kernel() {
-            self.give_to_linux(snapshot, arrival, buffer);
+        if at.snapshot.is_promiscuous(at.arrival.link.port()) && may_be_for_kernel() {
+            self.give_to_linux(at, buffer);
         } else {
             self.drop(buffer, DropReason::NotOurMac);
         }
@@ -171,15 +171,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// The third stage for a burst of one family, which most bursts are.
     #[inline(never)]
-    fn handle_all<A: FlowFamily>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        burst: &mut Burst<P::Buffer>,
-        lookups: &Lookups<A>,
-    ) {
+    fn handle_all<A: FlowFamily>(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>, lookups: &Lookups<A>) {
         for (buffer, lookup) in burst.drain(..).zip(lookups) {
-            self.handle(snapshot, arrival, buffer, lookup);
+            self.handle(at, buffer, lookup);
         }
     }
 }

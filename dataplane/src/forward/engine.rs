@@ -90,56 +90,54 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// Processes one IPv4 or IPv6 packet to its end.
-    pub(super) fn handle<A: FlowFamily>(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer, lookup: &Lookup<A>) {
+    pub(super) fn handle<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, lookup: &Lookup<A>) {
         let Lookup { headers, hash, candidate } = lookup;
-        let packet = &Packet { headers, hash: *hash, candidate: *candidate, in_link: arrival.link };
-        let now = Tick::at(arrival.now_ns);
+        let packet = &Packet { headers, hash: *hash, candidate: *candidate, in_link: at.arrival.link };
+        let now = Tick::at(at.arrival.now_ns);
         let (table, limits) = self.flows();
-        let found = match follow(packet, snapshot, table, limits, now) {
+        let found = match follow(packet, at.snapshot, table, limits, now) {
             Followed::Decided(verdict) => {
                 self.tally.hits += 1;
                 return match verdict {
-                    Verdict::ForwardDirect(direct) => self.forward_direct(snapshot, buffer, packet.headers, &direct),
-                    verdict => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
+                    Verdict::ForwardDirect(direct) => self.forward_direct(at.snapshot, buffer, packet.headers, &direct),
+                    verdict => self.apply(at, buffer, packet.headers, verdict),
                 };
             }
             Followed::Undecided(found) => found,
         };
         match packet.headers.transport {
-            Transport::Fragment => self.fragment(snapshot, arrival, buffer, packet),
+            Transport::Fragment => self.fragment(at, buffer, packet),
             Transport::Icmp { .. } => {
-                self.note_advertisement(snapshot, arrival, &buffer, packet.headers);
-                if let Some(buffer) = self.error(snapshot, arrival, buffer, packet) {
-                    self.handle_by_decision(snapshot, arrival, buffer, packet, None);
+                self.note_advertisement(at, &buffer, packet.headers);
+                if let Some(buffer) = self.error(at, buffer, packet) {
+                    self.handle_by_decision(at, buffer, packet, None);
                 }
             }
-            _ => self.handle_by_decision(snapshot, arrival, buffer, packet, found),
+            _ => self.handle_by_decision(at, buffer, packet, found),
         }
     }
 
     /// Processes a packet by [`decide`].
     pub(super) fn handle_by_decision<A: FlowFamily>(
         &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
+        at: Ingress<'_>,
         buffer: P::Buffer,
         packet: &Packet<'_, A>,
         found: Option<FlowMatch>,
     ) {
         let segment = Segment::of(buffer.bytes(), packet.headers);
-        if let Some((worker, task)) = self.visit_halves(snapshot, arrival, packet, segment, found) {
-            return self.egress.hand_over(worker, task, arrival, buffer, &mut self.tally);
+        if let Some((worker, task)) = self.visit_halves(at, packet, segment, found) {
+            return self.egress.hand_over(worker, task, at.arrival, buffer, &mut self.tally);
         }
-        let verdict = self.verdict(snapshot, arrival, packet, segment, found);
-        self.apply(snapshot, arrival, buffer, packet.headers, verdict);
+        let verdict = self.verdict(at, packet, segment, found);
+        self.apply(at, buffer, packet.headers, verdict);
     }
 
     /// The verdict of [`decide`]; counts its changes and sends the resets that it requests.
     #[inline(always)]
     pub(super) fn verdict<'s, A: FlowFamily>(
         &mut self,
-        snapshot: &'s Snapshot,
-        arrival: Arrival,
+        at: Ingress<'s>,
         packet: &Packet<'_, A>,
         segment: Segment,
         found: Option<FlowMatch>,
@@ -148,11 +146,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         let (table, others) = A::split(&mut self.tables);
         let Self { ports, limits, counters, worker, egress, .. } = self;
-        let (now, worker) = (Tick::at(arrival.now_ns), *worker);
+        let (now, worker) = (Tick::at(at.arrival.now_ns), *worker);
         let mut buffers = ArrayVec::<P::Buffer, RESETS_MAX>::new();
         let mut reserve = |port| egress.allocate(port).is_some_and(|buffer| buffers.try_push(buffer).is_ok());
         let mut context = DecisionContext {
-            snapshot,
+            snapshot: at.snapshot,
             now,
             table,
             others,
@@ -169,12 +167,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.count_changes(&changes);
         let tuple = &packet.headers.tuple;
         if changes.reused_early
-            && let Some(frontend) = snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)
+            && let Some(frontend) = at.snapshot.frontend(tuple.destination, tuple.protocol, tuple.destination_port)
         {
             frontend.drops.count_early(self.worker);
         }
         if !changes.resets.is_empty() {
-            self.originate(arrival, &changes.resets, buffers, matches!(verdict, Verdict::Reset(_)));
+            self.originate(at.arrival, &changes.resets, buffers, matches!(verdict, Verdict::Reset(_)));
         }
         verdict
     }
@@ -213,25 +211,24 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     pub(super) fn apply<A: FlowFamily>(
         &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
+        at: Ingress<'_>,
         mut buffer: P::Buffer,
         headers: &Headers<A>,
         verdict: Verdict<'_>,
     ) {
         if let Verdict::Forward(nat) = &verdict {
-            let mtus = [snapshot.mtu(arrival.link), nat.exit.mtu];
+            let mtus = [at.snapshot.mtu(at.arrival.link), nat.exit.mtu];
             mss::clamp_between(buffer.bytes_mut(), headers, mtus);
         }
         match verdict {
-            Verdict::Forward(nat) => self.forward_nat(snapshot, buffer, headers, nat),
-            Verdict::ForwardDirect(direct) => self.forward_direct(snapshot, buffer, headers, &direct),
-            Verdict::Wait(neighbour) => self.hold(arrival, buffer, neighbour),
-            Verdict::Linux => self.give_to_linux(snapshot, arrival, buffer),
-            Verdict::LinuxAt(link) => self.give_to_linux_at(snapshot, arrival, link, buffer),
-            Verdict::Reply(answer) => self.reply(snapshot, arrival, buffer, headers, answer),
-            Verdict::Reset(reason) => self.reset(snapshot, arrival, buffer, headers, reason),
-            Verdict::Drop(reason) => self.drop_of_service(snapshot, buffer, headers, reason),
+            Verdict::Forward(nat) => self.forward_nat(at.snapshot, buffer, headers, nat),
+            Verdict::ForwardDirect(direct) => self.forward_direct(at.snapshot, buffer, headers, &direct),
+            Verdict::Wait(neighbour) => self.hold(at.arrival, buffer, neighbour),
+            Verdict::Linux => self.give_to_linux(at, buffer),
+            Verdict::LinuxAt(link) => self.give_to_linux_at(at, link, buffer),
+            Verdict::Reply(answer) => self.reply(at, buffer, headers, answer),
+            Verdict::Reset(reason) => self.reset(at, buffer, headers, reason),
+            Verdict::Drop(reason) => self.drop_of_service(at.snapshot, buffer, headers, reason),
         }
     }
 

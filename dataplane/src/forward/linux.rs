@@ -8,7 +8,7 @@
 //!
 //! Not here: the decision which packets go to the kernel.
 
-use super::engine::Engine;
+use super::engine::{Engine, Ingress};
 use super::observer::{Observe, PacketOutcome};
 use crate::flow::Candidate;
 use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
@@ -27,21 +27,21 @@ struct Twin {
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    pub(super) fn give_to_linux(&mut self, snapshot: &Snapshot, arrival: Arrival, mut buffer: P::Buffer) {
-        let port = arrival.link.port();
-        if !snapshot.port(port).twin {
+    pub(super) fn give_to_linux(&mut self, at: Ingress<'_>, mut buffer: P::Buffer) {
+        let port = at.arrival.link.port();
+        if !at.snapshot.port(port).twin {
             return self.drop(buffer, DropReason::NoRoute);
         }
         let mac = take::<Ethernet>(buffer.bytes()).map_or(Mac::default(), |(ethernet, _)| Mac(ethernet.source));
-        let is_from_link = |source| snapshot.is_on_link(arrival.link, source, mac);
+        let is_from_link = |source| at.snapshot.is_on_link(at.arrival.link, source, mac);
         let (class, heard) = self.egress.class(port, buffer.bytes(), is_from_link);
-        if !self.twin_rate.allow(class, arrival.now_ns) {
+        if !self.twin_rate.allow(class, at.arrival.now_ns) {
             return self.drop(buffer, DropReason::TwinRate);
         }
         if let Some(exchange) = heard {
             self.egress.heard(port, exchange);
         }
-        if !arrival.tags.put_on(&mut buffer) {
+        if !at.arrival.tags.put_on(&mut buffer) {
             self.drop(buffer, DropReason::TwinFull);
         } else {
             self.observer.observe(&buffer, PacketOutcome::Linux(port), || None);
@@ -51,11 +51,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Passes a packet to the kernel as if it had arrived on another link, addressed to that port's Ethernet address.
     #[cold]
-    pub(super) fn give_to_linux_at(&mut self, snapshot: &Snapshot, arrival: Arrival, link: Link, mut buffer: P::Buffer) {
+    pub(super) fn give_to_linux_at(&mut self, at: Ingress<'_>, link: Link, mut buffer: P::Buffer) {
         if let Some((ethernet, _)) = take_mut::<Ethernet>(buffer.bytes_mut()) {
-            ethernet.destination = snapshot.port(link.port()).mac.0;
+            ethernet.destination = at.snapshot.port(link.port()).mac.0;
         }
-        self.give_to_linux(snapshot, Arrival { link, tags: link.tags(), ..arrival }, buffer);
+        let arrival = Arrival { link, tags: link.tags(), ..at.arrival };
+        self.give_to_linux(Ingress { arrival, ..at }, buffer);
     }
 
     /// Processes a packet that the kernel sends by this port. Packets that cannot be parsed are dropped, since they

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 
-use super::engine::Engine;
+use super::engine::{Engine, Ingress};
 use super::fast;
 use super::flow_transfer::{Owned, Replicating, SavedFlows, tells};
 use super::observer::{Observe, PacketSource};
@@ -290,7 +290,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             engine.tally.received += burst.len() as u64;
             if !burst.is_empty() {
                 let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
-                engine.process(snapshot, arrival, &mut burst);
+                engine.process(Ingress { snapshot, arrival }, &mut burst);
             }
             handled += engine.process_from_linux(snapshot, in_port, now_ns);
         }
@@ -361,7 +361,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                     }
                 };
                 let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
-                self.process(snapshot, arrival, &mut burst);
+                self.process(Ingress { snapshot, arrival }, &mut burst);
             }
         }
         count
@@ -382,7 +382,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             let released = self.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
             self.neighbours_changed = released.is_full();
             for QueuedPacket { buffer, arrival, .. } in released {
-                self.process_waited(snapshot, Arrival { now_ns, origin: Origin::Owned, ..arrival }, buffer);
+                let arrival = Arrival { now_ns, origin: Origin::Owned, ..arrival };
+                self.process_waited(Ingress { snapshot, arrival }, buffer);
             }
             if !self.neighbours_changed {
                 break;

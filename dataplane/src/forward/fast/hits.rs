@@ -15,19 +15,23 @@ use crate::wire::head::Head;
 use crate::wire::{TupleKey, Udp};
 
 /// Packets that change nothing of their flow.
-static ADMISSION: Admission = Admission::of(&MODES);
+static ADMISSION: Admission = Admission::of(&[FlowMode::Nat, FlowMode::Dnat, FlowMode::Dsr, FlowMode::Ipip, FlowMode::Gue]);
 
-const MODES: [FlowMode; 5] = [FlowMode::Nat, FlowMode::Dnat, FlowMode::Dsr, FlowMode::Ipip, FlowMode::Gue];
-
-/// What is done with packets, by the mode of their flow.
-const OPERATIONS: [u8; MODES.len()] = {
-    let mut operations = [operation::HOP; MODES.len()];
+/// What is done with packets, by the number of the mode of their flow.
+const OPERATIONS: [u8; 8] = {
+    let mut operations = [operation::HOP; 8];
     operations[FlowMode::Nat as usize] |= operation::TRANSLATE;
     operations[FlowMode::Dnat as usize] |= operation::TRANSLATE;
     operations[FlowMode::Ipip as usize] |= operation::ENCAPSULATE;
     operations[FlowMode::Gue as usize] |= operation::ENCAPSULATE | operation::IN_UDP;
     operations
 };
+
+/// What is done with the packets of a flow.
+#[inline(always)]
+pub(super) fn operations_of<K: TupleKey>(flow: &HotFlow<K>) -> u8 {
+    OPERATIONS[flow.mode_number()]
+}
 
 /// What became of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -50,9 +54,9 @@ pub(super) struct Hits<'s> {
     client_exits: ClientExits<'s>,
     /// Whether the route that is stored for any flow was needed. Not here, so that the compiler may keep the rest in registers.
     reads_routes: &'s Cell<bool>,
-    now: Tick,
+    pub(super) now: Tick,
     /// No flow whose last packet is more recent is over.
-    shortest: Ticks,
+    pub(super) shortest: Ticks,
 }
 
 impl<'s> Hits<'s> {
@@ -73,17 +77,21 @@ impl<'s> Hits<'s> {
         if !A::has_key(head, flow.key(direction)) {
             return Hit::OtherFlow;
         }
-        if !ADMISSION.admits(flow.mode_and_state(), plan.shape.signal(), direction)
-            || !flow.is_seen_within(self.shortest, self.now)
-        {
+        if !flow.is_seen_within(self.shortest, self.now) {
             return Hit::Stays;
         }
-        let Some(exit) = self.exit::<A>(flow, *to_clients, plan, direction) else { return Hit::Stays };
-        let operations = OPERATIONS[flow.mode() as usize];
+        let Some(exit) = self.exit::<A>(flow, *to_clients, plan) else { return Hit::Stays };
+        let operations = operations_of(flow);
         let mut len = plan.shape.packet_len;
-        if operations & operation::ENCAPSULATE != 0 {
-            let Some(outer) = self.outer_bytes::<A>(flow, exit, operations) else { return Hit::Stays };
-            len = len.saturating_add(outer);
+        if operations & operation::TRANSLATE == 0 {
+            // A router would send a packet for a VIP back to the gateway.
+            if operations == operation::HOP && !exit.is_on_link() {
+                return Hit::Stays;
+            }
+            if operations & operation::ENCAPSULATE != 0 {
+                let Some(outer) = self.outer_bytes::<A>(flow, exit, operations) else { return Hit::Stays };
+                len = len.saturating_add(outer);
+            }
         }
         if len > exit.mtu {
             return Hit::Stays;
@@ -102,28 +110,29 @@ impl<'s> Hits<'s> {
         has_ends.then_some(A::NETWORK as u16 + if operations & operation::IN_UDP == 0 { 0 } else { Udp::BYTES })
     }
 
-    /// Where a packet of a flow leaves, if it is not longer than the MTU. `None` if it arrived where none may, or if anything
-    /// is not known; [`Exit::NOWHERE`] while the next hop is not.
+    /// Where a packet of a flow leaves, if it has the addresses and ports of the flow, this is not over, and the packet fits.
+    /// `None` if it may change the flow or arrived where none may, or if anything is not known; [`Exit::NOWHERE`] while the next
+    /// hop is not.
     #[inline(always)]
-    fn exit<A: ExecutedFamily>(
+    pub(super) fn exit<A: ExecutedFamily>(
         &self,
         flow: &HotFlow<A::Key>,
         to_clients: ClientRoutes<'_>,
         plan: &Plan<'_>,
-        direction: Direction,
     ) -> Option<&'s Exit> {
+        let (index, direction) = plan.flow.entry();
+        if !ADMISSION.admits(flow.mode_and_state(), plan.shape.signal(), direction) {
+            return None;
+        }
         let backend = self.backends.get(flow.backend())?;
+        let group = backend.group();
         if direction == Direction::ToBackend {
-            // A router would send a packet for a VIP back to the gateway.
-            if flow.mode() == FlowMode::Dsr && !backend.is_on_link() {
-                return None;
-            }
-            return match backend.group() {
+            return match group {
                 Some(group) => self.exits.get(self.routes.ways.slot(group, plan.hash)),
                 None => Some(backend),
             };
         }
-        let arrives = match backend.group() {
+        let arrives = match group {
             Some(group) => self.routes.ways.arrive_from(group, plan.link),
             None => backend.link == plan.link,
         };
@@ -132,7 +141,7 @@ impl<'s> Hits<'s> {
         }
         A::exit_to_client(self.client_exits, flow.key(Direction::ToBackend)).or_else(|| {
             self.reads_routes.set(true);
-            self.exits.get(to_clients.slot(flow, plan.flow.entry().0, self.routes.epoch))
+            self.exits.get(to_clients.slot(flow, index, self.routes.epoch))
         })
     }
 }

@@ -1,8 +1,8 @@
 //! The fast path: packets of live flows that change nothing but their bytes, which are almost all, and SYNs that open
 //! connections as most do. Short stages over parts of a burst, each with few values to keep in registers: recognise packets
 //! and prefetch the lines of tags of their flows (`recognise`); prefetch the flows (here); plan each packet by its flow
-//! (`hits`) or open one (`open`); write the packets by their plans (`forward::execute`); send them, or hand them to the
-//! workers that own them (`hand_over`).
+//! (`hits`) and write it (`eight`, `forward::execute`); open flows of connections (`open`); send the packets, or hand them to
+//! the workers that own them (`hand_over`).
 //!
 //! What the fast path takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
 //! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
@@ -18,6 +18,7 @@
 //!
 //! Not here: what happens to the packets that are left (`burst`).
 
+mod eight;
 mod hand_over;
 mod hits;
 mod open;
@@ -30,15 +31,16 @@ use std::cell::Cell;
 use arrayvec::ArrayVec;
 
 use super::engine::{Engine, Ingress};
-use super::execute::{ExecutePart, Executor, HotTables};
+use super::execute::{Executor, HotTables};
 use super::observer::Observe;
 use super::plan::{Plan, operation};
 use crate::flow::{BackendId, Candidate, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
-use crate::wire::processor::{Avx2, SetBits, prefetch_at};
+use crate::wire::processor::{Avx2, SetBits, Vectorised, prefetch_at};
 use crate::wire::{Buffer, Shape, TupleKey, head, tcp_flags};
+use eight::ForwardPart;
 use hits::{Hit, Hits};
 pub(super) use open::OpeningBackends;
 use open::Openings;
@@ -49,6 +51,9 @@ use unrecognised::UnrecognisedAddresses;
 /// If at least one part in this many of a burst belonged to other workers, the owners of the next one's packets are computed
 /// before their flows are looked up.
 const OTHERS_PART: usize = 4;
+
+/// One packet in this many of a burst tells what the next one should prefetch.
+const SAMPLED: usize = 8;
 
 /// The plans of the packets of a burst.
 type Plans<'s> = ArrayVec<Plan<'s>, BURST>;
@@ -113,7 +118,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
             if let Some(number) = turns.located(turn) {
                 let plans = &mut plans[turns.part(number)];
-                progress.away[number] = locate(&self.tables, last_burst.reads_routes, plans);
+                progress.away[number] = locate(self.avx2, &self.tables, last_burst.reads_routes, plans);
                 if O::METERS {
                     prefetch_meters(&self.tables, plans);
                 }
@@ -129,16 +134,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 self.forward_part(snapshot, &hits, &mut progress, &mut burst[range.clone()], &mut plans[range]);
             }
         }
+        // A few packets tell what the next burst should prefetch.
+        let samples = plans.iter().step_by(SAMPLED);
         let (kinds, operations) =
-            plans.iter().fold((0, 0), |(kinds, operations), plan| (kinds | plan.shape.kind, operations | plan.shape.operations));
+            samples.fold((0, 0), |(kinds, operations), plan| (kinds | plan.shape.kind, operations | plan.shape.operations));
+        let handed_over = received - burst.len() + self.send_known(at, are_own, burst, &plans);
+        // They were counted as packets of known flows.
         let opened = progress.openings.opened();
-        let mut handed_over = received - burst.len();
-        if kinds != 0 {
-            handed_over += self.send_known(at, are_own, burst, &plans);
-            // They were counted as packets of known flows.
-            self.tally.hits -= opened;
-            self.tally.misses += opened;
-        }
+        self.tally.hits -= opened;
+        self.tally.misses += opened;
         if let Some(last_burst) = self.last_bursts.get_mut(port) {
             let has_others = match arrival.origin {
                 Origin::Port => handed_over * OTHERS_PART >= received,
@@ -176,7 +180,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
     }
 
-    /// Plans the packets of a part, opens the flows of those that begin connections, and writes all that leave.
+    /// Plans and writes the packets of a part that have live flows, then those that open connections.
     #[inline(always)]
     fn forward_part<'s>(
         &mut self,
@@ -186,36 +190,32 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         part: &mut [P::Buffer],
         plans: &mut [Plan<'s>],
     ) {
-        let positions = plan_part(&mut HotTables::of(&mut self.tables, false), hits, &mut progress.left, part, plans);
-        if positions.of_other_flows != 0 {
-            self.plan_by_search(hits, &mut progress.left, positions.of_other_flows, part, plans);
+        let (avx2, left) = (self.avx2, &mut progress.left);
+        let work = ForwardPart { hits, executor: self.executor(snapshot), left, part, plans };
+        let unplanned = work.run(avx2);
+        if unplanned.of_other_flows != 0 {
+            self.forward_by_search(snapshot, hits, left, unplanned.of_other_flows, part, plans);
         }
-        if positions.opening != 0 {
-            self.open_part(&mut progress.openings, &mut progress.left, positions.opening, part, plans);
+        if unplanned.opening != 0 {
+            let opened = self.open_part(&mut progress.openings, left, unplanned.opening, part, plans);
+            self.write_opened(snapshot, opened, part, plans);
         }
-        let executor = Executor {
-            snapshot,
-            tables: HotTables::of(&mut self.tables, O::METERS),
-            counters: self.counters.all_slots(),
-            identifications: &mut self.identifications,
-            observer: &mut self.observer,
-        };
-        execute(self.avx2, ExecutePart { executor, part, plans });
     }
 
-    /// Plans packets of which a tag of the index looked like that of another flow.
+    /// Forwards packets of which a tag of the index looked like that of another flow.
     #[cold]
     #[inline(never)]
-    fn plan_by_search<'s>(
+    fn forward_by_search<'s>(
         &mut self,
+        snapshot: &'s Snapshot,
         hits: &Hits<'s>,
         left: &mut u64,
         positions: u32,
-        part: &[P::Buffer],
+        part: &mut [P::Buffer],
         plans: &mut [Plan<'s>],
     ) {
         for position in SetBits(positions) {
-            let (buffer, plan) = (&part[position], &mut plans[position]);
+            let (buffer, plan) = (&mut part[position], &mut plans[position]);
             let (frame, offset, protocol) = (buffer.bytes(), plan.shape.network_offset.into(), plan.shape.protocol());
             let found = match plan.shape.family() {
                 Shape::V4 => head::tuple_at::<u32>(frame, offset, protocol)
@@ -223,16 +223,44 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 _ => head::tuple_at::<u128>(frame, offset, protocol)
                     .and_then(|tuple| self.tables.v6.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
             };
-            let mut hit = Hit::Stays;
-            if let Some(found) = found.filter(|_| *left & plan.flow_bit() == 0) {
-                plan.flow = found;
-                let mut tables = HotTables::of(&mut self.tables, false);
-                hit = match plan.shape.family() {
-                    Shape::V4 => hits.plan::<u32>(&mut tables.v4, frame, plan),
-                    _ => hits.plan::<u128>(&mut tables.v6, frame, plan),
-                };
-            }
+            let hit = match found.filter(|_| *left & plan.flow_bit() == 0) {
+                None => Hit::Stays,
+                Some(found) => {
+                    plan.flow = found;
+                    match plan.shape.family() {
+                        Shape::V4 => self.executor(snapshot).forward::<u32, _>(hits, buffer, plan),
+                        _ => self.executor(snapshot).forward::<u128, _>(hits, buffer, plan),
+                    }
+                }
+            };
             *left |= if hit == Hit::Planned { 0 } else { plan.flow_bit() };
+        }
+    }
+
+    /// Writes packets that have opened connections.
+    #[inline(never)]
+    fn write_opened<'s>(&mut self, snapshot: &'s Snapshot, opened: u32, part: &mut [P::Buffer], plans: &mut [Plan<'s>]) {
+        let mut executor = self.executor(snapshot);
+        for position in SetBits(opened) {
+            let (buffer, plan) = (&mut part[position], &mut plans[position]);
+            let is_written = match plan.shape.family() {
+                Shape::V4 => executor.one::<u32, _>(buffer, plan),
+                _ => executor.one::<u128, _>(buffer, plan),
+            };
+            if is_written.is_none() {
+                plan.shape.port = Shape::STAYS;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn executor<'e>(&'e mut self, snapshot: &'e Snapshot) -> Executor<'e, O> {
+        Executor {
+            snapshot,
+            tables: HotTables::of(&mut self.tables, O::METERS),
+            counters: self.counters.all_slots(),
+            identifications: &mut self.identifications,
+            observer: &mut self.observer,
         }
     }
 
@@ -289,50 +317,6 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
-/// Writes the packets of a part.
-#[inline(always)]
-fn execute<B: Buffer, O: Observe<B>>(avx2: Option<Avx2>, mut work: ExecutePart<'_, '_, '_, B, O>) {
-    match avx2 {
-        Some(avx2) => avx2.run(work),
-        None => work.executor.each(work.part, work.plans),
-    }
-}
-
-/// Packets of a part that are not planned yet, but may be: positions as bits.
-struct Unplanned {
-    /// They open connections and have no flow.
-    opening: u32,
-    /// See [`Hit::OtherFlow`].
-    of_other_flows: u32,
-}
-
-/// Plans the packets of a part that have live flows.
-#[inline(never)]
-fn plan_part<'s, B: Buffer>(
-    tables: &mut HotTables<'_>,
-    hits: &Hits<'s>,
-    left: &mut u64,
-    part: &[B],
-    plans: &mut [Plan<'s>],
-) -> Unplanned {
-    let (mut opening, mut of_other_flows) = (0, 0);
-    for (position, (buffer, plan)) in part.iter().zip(plans).enumerate() {
-        let hit = match plan.shape.family() {
-            0 => continue,
-            _ if *left & plan.flow_bit() != 0 => Hit::Stays,
-            Shape::V4 => hits.plan::<u32>(&mut tables.v4, buffer.bytes(), plan),
-            _ => hits.plan::<u128>(&mut tables.v6, buffer.bytes(), plan),
-        };
-        match hit {
-            Hit::Planned => {}
-            Hit::OtherFlow => of_other_flows |= 1 << position,
-            Hit::Stays if plan.flow == Candidate::NONE && opens(plan.shape) => opening |= 1 << position,
-            Hit::Stays => *left |= plan.flow_bit(),
-        }
-    }
-    Unplanned { opening, of_other_flows }
-}
-
 /// Whether a packet opens a TCP connection.
 #[inline(always)]
 fn opens(shape: Shape) -> bool {
@@ -356,23 +340,53 @@ fn prefetch_frames<B: Buffer>(burst: &[B], last_burst: LastBurst) {
 #[allow(clippy::cast_possible_wrap)] // far below 2^31
 const END_V6: isize = (head::UNTAGGED + size_of::<head::HeadV6>() - 1) as isize;
 
-/// Finds the probable flow of each packet and prefetches it, perhaps with the route to the client. Returns the positions, as
-/// bits, of those that may be found in another line of tags, which is prefetched.
-#[inline(never)]
-fn locate(tables: &FlowTables, with_routes: bool, plans: &mut [Plan<'_>]) -> u32 {
-    let (v4, v6, mut away) = (tables.v4.candidates(with_routes), tables.v6.candidates(with_routes), 0);
-    for (position, plan) in plans.iter_mut().enumerate() {
-        let candidate = match plan.shape.family() {
-            Shape::V4 => v4.of(plan.hash),
-            Shape::V6 => v6.of(plan.hash),
-            _ => Some(Candidate::NONE),
-        };
-        plan.flow = candidate.unwrap_or_else(|| {
-            away |= 1 << position;
-            Candidate::AWAY
-        });
+/// Packets whose probable flows are found and prefetched.
+struct Locate<'a, 's> {
+    tables: &'a FlowTables,
+    /// Whether routes to clients are prefetched too.
+    with_routes: bool,
+    plans: &'a mut [Plan<'s>],
+}
+
+impl Vectorised for Locate<'_, '_> {
+    type Output = u32;
+
+    /// Returns the positions, as bits, of those that may be found in another line of tags, which is prefetched.
+    #[inline(always)]
+    fn run(self, _: Avx2) -> u32 {
+        self.by_any_processor()
     }
-    away
+}
+
+impl Locate<'_, '_> {
+    #[inline(always)]
+    fn by_any_processor(self) -> u32 {
+        let Self { tables, with_routes, plans } = self;
+        let (v4, v6) = (tables.v4.candidates(with_routes), tables.v6.candidates(with_routes));
+        let mut away = 0;
+        for (position, plan) in plans.iter_mut().enumerate() {
+            let candidate = match plan.shape.family() {
+                Shape::V4 => v4.of(plan.hash),
+                Shape::V6 => v6.of(plan.hash),
+                _ => Some(Candidate::NONE),
+            };
+            plan.flow = candidate.unwrap_or_else(|| {
+                away |= 1 << position;
+                Candidate::AWAY
+            });
+        }
+        away
+    }
+}
+
+/// Finds the probable flow of each packet and prefetches it, see [`Locate`].
+#[inline(never)]
+fn locate(avx2: Option<Avx2>, tables: &FlowTables, with_routes: bool, plans: &mut [Plan<'_>]) -> u32 {
+    let work = Locate { tables, with_routes, plans };
+    match avx2 {
+        Some(avx2) => avx2.run(work),
+        None => work.by_any_processor(),
+    }
 }
 
 /// The same for those at positions that [`locate`] returned, a turn later: in a full table one packet in fifteen.

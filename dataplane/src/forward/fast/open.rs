@@ -233,7 +233,7 @@ impl<'s, A: Address> Opening<'s, A> {
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Opens the connections of packets at positions of a part. Those that do not are left.
+    /// Opens the connections of packets at positions of a part. Returns those that are planned; the others are left.
     #[inline(never)]
     pub(super) fn open_part<'s>(
         &mut self,
@@ -242,21 +242,24 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         positions: u32,
         part: &[P::Buffer],
         plans: &mut [Plan<'s>],
-    ) {
+    ) -> u32 {
         let Openings { at, has_peers, v4, v6, opened } = openings;
+        let mut planned = 0;
         let is_v4 = |position: &usize| plans[*position].shape.family() == Shape::V4;
         let of_v4 = SetBits(positions).filter(is_v4).fold(0, |all, position| all | 1_u32 << position);
         if of_v4 != 0 {
             let opening = v4.get_or_insert_with(|| Opening::new(*at, *has_peers));
-            *opened += self.open_family::<u32>(opening, left, of_v4, part, plans);
+            planned |= self.open_family::<u32>(opening, left, of_v4, part, plans);
         }
         if of_v4 != positions {
             let opening = v6.get_or_insert_with(|| Opening::new(*at, *has_peers));
-            *opened += self.open_family::<u128>(opening, left, positions & !of_v4, part, plans);
+            planned |= self.open_family::<u128>(opening, left, positions & !of_v4, part, plans);
         }
+        *opened += u64::from(planned.count_ones());
+        planned
     }
 
-    /// The same for the packets of one family. Returns how many connections were opened.
+    /// The same for the packets of one family.
     #[inline(never)]
     fn open_family<'s, A: ExecutedFamily>(
         &mut self,
@@ -265,7 +268,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         positions: u32,
         part: &[P::Buffer],
         plans: &mut [Plan<'s>],
-    ) -> u64 {
+    ) -> u32 {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         // Packets that met here may be of others, and those that begin anew here are.
         let is_left = matches!(opening.at.arrival.origin, Origin::Met | Origin::Begun);
@@ -295,15 +298,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         for open in &mut opens {
             open.rooms = [plans[open.position].hash, open.reply_hash].map(|hash| table.room_for(hash));
         }
-        let mut opened = 0;
+        let mut planned = 0;
         for open in &opens {
             let plan = &mut plans[open.position];
             match self.begin::<A>(opening.now, open, &part[open.position], plan) {
-                Some(()) => opened += 1,
+                Some(()) => planned |= 1 << open.position,
                 None => *left |= plan.flow_bit(),
             }
         }
-        opened
+        planned
     }
 
     /// Chooses backend and SNAT pool for one packet, and adds it to those that may open connections. `None`: it is left.

@@ -10,7 +10,9 @@ use crate::port::{FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::head::{TAGGED, UNTAGGED, starts_read};
 use crate::wire::processor::{Avx2, LANES, Vectorised};
-use crate::wire::{Buffer, ExpectedLink, Ipv4, Plain, Recognised, Shape, Tags, Tuple, WideFamily, recognise, recognise_eight};
+use crate::wire::{
+    Address, Buffer, ExpectedLink, Ipv4, Plain, Recognised, Shape, Tags, Tuple, WideFamily, recognise, recognise_eight,
+};
 
 /// EtherType, then version and header length of IPv4, or the version of IPv6, then bits that do not matter.
 const V4_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
@@ -60,11 +62,38 @@ impl<'s> Recognition<'s> {
     }
 
     /// Recognises the packets of a part of a burst.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn part<B: Buffer>(&mut self, avx2: Option<Avx2>, tables: &FlowTables, part: &[B], plans: &mut [Plan<'_>]) {
-        match avx2 {
-            Some(avx2) => avx2.run(RecognisePart { recognition: self, tables, part, plans }),
-            None => self.each(tables, part, plans),
+        let Some(avx2) = avx2 else { return self.each(tables, part, plans) };
+        let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks(), plans.as_chunks_mut());
+        let mut done = 0;
+        while let Some(group) = groups.get(done) {
+            done += self.run(avx2, tables, &groups[done..], &mut of_groups[done..], self.layout(group[0].bytes()));
+            if let (Some(group), Some(plans)) = (groups.get(done), of_groups.get_mut(done)) {
+                avx2.run(RecogniseMixed { recognition: self, tables, group, plans });
+                done += 1;
+            }
+        }
+        self.each(tables, rest, of_rest);
+    }
+
+    /// Recognises groups of eight packets that are all laid out so, up to one that is not. Returns their number.
+    #[inline(always)]
+    fn run<B: Buffer>(
+        &mut self,
+        avx2: Avx2,
+        tables: &FlowTables,
+        groups: &[[B; LANES]],
+        plans: &mut [[Plan<'_>; LANES]],
+        layout: Option<Layout>,
+    ) -> usize {
+        let (v4, v6, recognition) = (&tables.v4, &tables.v6, self);
+        match layout {
+            None => 0,
+            Some(Layout::V4) => avx2.run(RecogniseRun::<_, UNTAGGED, _> { recognition, table: v4, groups, plans }),
+            Some(Layout::V6) => avx2.run(RecogniseRun::<_, UNTAGGED, _> { recognition, table: v6, groups, plans }),
+            Some(Layout::TaggedV4) => avx2.run(RecogniseRun::<_, TAGGED, _> { recognition, table: v4, groups, plans }),
+            Some(Layout::TaggedV6) => avx2.run(RecogniseRun::<_, TAGGED, _> { recognition, table: v6, groups, plans }),
         }
     }
 
@@ -143,25 +172,44 @@ fn word_at(frame: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*frame.get(offset - 2..)?.first_chunk()?))
 }
 
-/// The packets of a part of a burst, to be recognised eight at a time.
-struct RecognisePart<'a, 's, 'p, B> {
+/// Packets to be recognised eight at a time, of which the first are of one family at the offset `AT`.
+struct RecogniseRun<'a, 's, 'p, A: Address, const AT: usize, B> {
     recognition: &'a mut Recognition<'s>,
-    tables: &'a FlowTables,
-    part: &'a [B],
-    plans: &'a mut [Plan<'p>],
+    table: &'a FlowTable<A>,
+    groups: &'a [[B; LANES]],
+    plans: &'a mut [[Plan<'p>; LANES]],
 }
 
-impl<B: Buffer> Vectorised for RecognisePart<'_, '_, '_, B> {
+impl<A: FlowFamily + WideFamily, const AT: usize, B: Buffer> Vectorised for RecogniseRun<'_, '_, '_, A, AT, B> {
+    type Output = usize;
+
+    /// Returns how many groups of eight packets were recognised whole, before one that was not.
+    #[inline(always)]
+    fn run(self, avx2: Avx2) -> usize {
+        let Self { recognition, table, groups, plans } = self;
+        for (number, (group, plans)) in groups.iter().zip(plans).enumerate() {
+            if recognition.alike::<A, AT, B>(avx2, table, group, plans, u8::MAX) != 0 {
+                return number;
+            }
+        }
+        groups.len()
+    }
+}
+
+/// Eight packets that are not all alike.
+struct RecogniseMixed<'a, 's, 'p, B> {
+    recognition: &'a mut Recognition<'s>,
+    tables: &'a FlowTables,
+    group: &'a [B; LANES],
+    plans: &'a mut [Plan<'p>; LANES],
+}
+
+impl<B: Buffer> Vectorised for RecogniseMixed<'_, '_, '_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run(self, avx2: Avx2) {
-        let Self { recognition, tables, part, plans } = self;
-        let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks(), plans.as_chunks_mut());
-        for (group, plans) in groups.iter().zip(of_groups) {
-            recognition.eight(avx2, tables, group, plans);
-        }
-        recognition.each(tables, rest, of_rest);
+        self.recognition.eight(avx2, self.tables, self.group, self.plans);
     }
 }
 

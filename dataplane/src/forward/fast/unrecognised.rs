@@ -8,10 +8,14 @@
 //! Not here: packets that are recognised and left (`hits`).
 
 use super::super::plan::Plan;
-use crate::wire::{Address, Buffer, Ipv4, Ipv6, Shape, behind, ether_type, protocol, split_mix, take};
+use crate::wire::head::{PlainFamily, tuple_at};
+use crate::wire::{Address, Buffer, Ipv4, Ipv6, Shape, Tuple, behind, ether_type, protocol, split_mix, take};
 
 /// The addresses of packets that were not recognised, each as a bit: a few more packets than necessary are left.
-pub(super) struct UnrecognisedAddresses([u64; WORDS]);
+pub(super) struct UnrecognisedAddresses {
+    bits: [u64; WORDS],
+    has_any: bool,
+}
 
 /// 1,024 bits: with as many pairs as a burst has packets, one in eight other packets is left too.
 const WORDS: usize = 16;
@@ -19,7 +23,7 @@ const WORDS: usize = 16;
 impl UnrecognisedAddresses {
     /// No addresses.
     pub(super) fn none() -> Self {
-        Self([0; WORDS])
+        Self { bits: [0; WORDS], has_any: false }
     }
 
     /// Leaves those packets of a part, of which some are not recognised, that are behind one between the same addresses in
@@ -27,16 +31,30 @@ impl UnrecognisedAddresses {
     #[inline(never)]
     pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], plans: &mut [Plan<'_>]) {
         for (buffer, plan) in part.iter().zip(plans) {
-            let is_recognised = plan.shape.family() != 0;
-            let Some(bit) = bit_of_addresses(buffer.bytes()) else { continue };
-            let Some(word) = self.0.get_mut(bit / 64) else { continue };
-            if !is_recognised {
+            let frame = buffer.bytes();
+            let bit = match plan.shape.family() {
+                0 => bit_of_addresses(frame),
+                _ if !self.has_any => None,
+                Shape::V4 => bit_of_plain::<u32>(frame, plan.shape),
+                _ => bit_of_plain::<u128>(frame, plan.shape),
+            };
+            let Some(bit) = bit else { continue };
+            let Some(word) = self.bits.get_mut(bit / 64) else { continue };
+            if plan.shape.family() == 0 {
+                self.has_any = true;
                 *word |= 1 << (bit % 64);
             } else if *word >> (bit % 64) & 1 != 0 {
                 plan.shape = Shape::UNKNOWN;
             }
         }
     }
+}
+
+/// The bit of the addresses of a packet that is recognised.
+#[inline(always)]
+fn bit_of_plain<A: PlainFamily>(frame: &[u8], shape: Shape) -> Option<usize> {
+    let Tuple { source, destination, .. } = tuple_at::<A>(frame, shape.network_offset.into(), shape.protocol())?;
+    Some(bit_of(source, destination))
 }
 
 /// The bit of the addresses of a packet that may be of a flow as one that is recognised: of TCP, UDP, or behind extension

@@ -11,10 +11,9 @@
 
 use crate::flow::{Segment, Tick, begins};
 use crate::forward::decide::{FlowFamily, FlowMatch, Packet, begins_anew};
-use crate::forward::engine::Engine;
+use crate::forward::engine::{Engine, Ingress};
 use crate::forward::sort::owner_of_first;
-use crate::port::{Arrival, Origin, Port};
-use crate::snapshot::Snapshot;
+use crate::port::{Origin, Port};
 use crate::wire::Transport;
 use crate::workers::{HandoverTask, WorkerId};
 
@@ -22,8 +21,7 @@ impl<P: Port, O> Engine<P, O> {
     /// The worker that a packet visits next, and what it does there; `None`: this worker decides on it.
     pub(in crate::forward) fn visit_halves<A: FlowFamily>(
         &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
+        at: Ingress<'_>,
         packet: &Packet<'_, A>,
         segment: Segment,
         found: Option<FlowMatch>,
@@ -33,12 +31,12 @@ impl<P: Port, O> Engine<P, O> {
         let table = A::table(&self.tables);
         let is_half = |(index, _): &FlowMatch| table.get(*index).has_foreign_port();
         let half = found.filter(is_half);
-        if half.is_none() && arrival.origin != Origin::Begun {
+        if half.is_none() && at.arrival.origin != Origin::Begun {
             return None;
         }
-        let (me, owner_of) = (peers.me(), |tuple| owner_of_first(peers.owner_function(), snapshot, tuple));
-        let (owner, now) = (owner_of(&packet.headers.tuple), Tick::at(arrival.now_ns));
-        if arrival.origin == Origin::Begun {
+        let (me, owner_of) = (peers.me(), |tuple| owner_of_first(peers.owner_function(), at.snapshot, tuple));
+        let (owner, now) = (owner_of(&packet.headers.tuple), Tick::at(at.arrival.now_ns));
+        if at.arrival.origin == Origin::Begun {
             if let Some((index, _)) = half {
                 self.end_shadow::<A>(index, now);
             }
@@ -54,7 +52,7 @@ impl<P: Port, O> Engine<P, O> {
             A::split(&mut self.tables).0.advance(index, transport, direction, segment, now);
             return Some((other, HandoverTask::Decide));
         }
-        if !snapshot.backend(flow.backend).is_none_or(|backend| begins_anew(flow.state, backend)) {
+        if !at.snapshot.backend(flow.backend).is_none_or(|backend| begins_anew(flow.state, backend)) {
             return None;
         }
         self.end_shadow::<A>(index, now);

@@ -5,7 +5,7 @@
 
 use crate::flow::{Candidate, FlowMode, Segment, Tick};
 use crate::forward::decide::{FlowFamily, Followed, NatForward, Packet, Verdict, follow};
-use crate::forward::engine::Engine;
+use crate::forward::engine::{Engine, Ingress};
 use crate::forward::observer::Observe;
 use crate::forward::rewrite;
 use crate::forward::rewrite::rewrite_of;
@@ -27,34 +27,28 @@ struct FragmentOf<'a, A> {
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes a fragment, or queues it until the first one arrives.
-    pub(in crate::forward) fn fragment<A: FlowFamily>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        buffer: P::Buffer,
-        packet: &Packet<'_, A>,
-    ) {
+    pub(in crate::forward) fn fragment<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, packet: &Packet<'_, A>) {
         let headers = packet.headers;
         let fragment = match Fragment::of(buffer.bytes(), headers) {
             Ok(fragment) => fragment,
             Err(reason) => return self.drop(buffer, reason),
         };
-        if headers.group_frame || !may_have_flow(&fragment, snapshot) {
-            return self.handle_by_decision(snapshot, arrival, buffer, packet, None);
+        if headers.group_frame || !may_have_flow(&fragment, at.snapshot) {
+            return self.handle_by_decision(at, buffer, packet, None);
         }
-        let slot = self.slot_of(arrival, &fragment);
+        let slot = self.slot_of(at.arrival, &fragment);
         if let Part::First(first) = &fragment.part
-            && let Some(owner) = owner_elsewhere(&self.egress, snapshot, arrival, first)
+            && let Some(owner) = owner_elsewhere(&self.egress, at, first)
         {
-            return self.pass_on(arrival, buffer, slot, owner);
+            return self.pass_on(at.arrival, buffer, slot, owner);
         }
         let placed = FragmentOf { fragment: &fragment, headers, slot };
         match (&fragment.part, self.datagrams.later(slot)) {
-            (Part::First(first), _) => self.first(snapshot, arrival, buffer, &placed, first),
-            (Part::FirstPortless, _) => self.first(snapshot, arrival, buffer, &placed, headers),
-            (_, Some(later)) => self.later(snapshot, arrival, buffer, &placed, later),
+            (Part::First(first), _) => self.first(at, buffer, &placed, first),
+            (Part::FirstPortless, _) => self.first(at, buffer, &placed, headers),
+            (_, Some(later)) => self.later(at, buffer, &placed, later),
             (_, None) => {
-                if let Some(buffer) = self.datagrams.keep(buffer, arrival, slot) {
+                if let Some(buffer) = self.datagrams.keep(buffer, at.arrival, slot) {
                     self.drop(buffer, DropReason::FragmentTableFull);
                 }
             }
@@ -85,37 +79,30 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Decides on a first fragment like on any packet, by these headers, stores the decision, and processes the fragments
     /// that waited for it.
-    fn first<A: FlowFamily>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        buffer: P::Buffer,
-        placed: &FragmentOf<'_, A>,
-        first: &Headers<A>,
-    ) {
+    fn first<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, placed: &FragmentOf<'_, A>, first: &Headers<A>) {
         let segment = Segment::of(buffer.bytes(), first);
-        let verdict = if begins_translated(snapshot, first) {
+        let verdict = if begins_translated(at.snapshot, first) {
             self.tally.misses += 1;
             Verdict::Drop(DropReason::SctpFragment)
         } else {
-            self.verdict_alone(snapshot, arrival, first, segment)
+            self.verdict_alone(at, first, segment)
         };
         let later = match verdict {
-            Verdict::Forward(nat) => self.forward_first(snapshot, buffer, placed, first, nat),
+            Verdict::Forward(nat) => self.forward_first(at.snapshot, buffer, placed, first, nat),
             Verdict::ForwardDirect(_) => {
-                self.apply(snapshot, arrival, buffer, first, verdict);
+                self.apply(at, buffer, first, verdict);
                 // The packet is not changed in a way that would require another identification.
                 follow_by(first, 0)
             }
-            Verdict::Wait(_) => return self.apply(snapshot, arrival, buffer, first, verdict),
+            Verdict::Wait(_) => return self.apply(at, buffer, first, verdict),
             _ => {
-                self.apply(snapshot, arrival, buffer, first, verdict);
+                self.apply(at, buffer, first, verdict);
                 later_after(verdict)
             }
         };
         self.datagrams.decide(placed.slot, later);
         while let Some(early) = self.datagrams.release(placed.slot) {
-            self.released::<A>(snapshot, arrival, early, placed.slot, later);
+            self.released::<A>(at, early, placed.slot, later);
         }
     }
 
@@ -157,14 +144,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// Processes a fragment that waited for the first one.
-    fn released<A: FlowFamily>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        early: EarlyFragment<P::Buffer>,
-        slot: Slot,
-        later: LaterFragments,
-    ) {
+    fn released<A: FlowFamily>(&mut self, at: Ingress<'_>, early: EarlyFragment<P::Buffer>, slot: Slot, later: LaterFragments) {
         let EarlyFragment { buffer, arrival: came, .. } = early;
         let Some(headers) = parse(buffer.bytes()).ok().and_then(A::headers) else {
             return self.drop(buffer, DropReason::Malformed);
@@ -172,31 +152,25 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         match Fragment::of(buffer.bytes(), &headers) {
             Ok(fragment) => {
                 let placed = FragmentOf { fragment: &fragment, headers: &headers, slot };
-                self.later(snapshot, Arrival { now_ns: arrival.now_ns, ..came }, buffer, &placed, later);
+                let arrival = Arrival { now_ns: at.arrival.now_ns, ..came };
+                self.later(Ingress { arrival, ..at }, buffer, &placed, later);
             }
             Err(reason) => self.drop(buffer, reason),
         }
     }
 
     /// Processes a later fragment by the decision on the first one.
-    fn later<A: FlowFamily>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        buffer: P::Buffer,
-        placed: &FragmentOf<'_, A>,
-        later: LaterFragments,
-    ) {
+    fn later<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, placed: &FragmentOf<'_, A>, later: LaterFragments) {
         let (source_port, destination_port, protocol, transport, identification) = match later {
             LaterFragments::Follow { source_port, destination_port, protocol, transport, identification } => {
                 (source_port, destination_port, protocol, transport, identification)
             }
             LaterFragments::Elsewhere(owner) => {
-                return self.egress.hand_over(owner, HandoverTask::Decide, arrival, buffer, &mut self.tally);
+                return self.egress.hand_over(owner, HandoverTask::Decide, at.arrival, buffer, &mut self.tally);
             }
             LaterFragments::Linux => {
                 self.tally.misses += 1;
-                return self.give_to_linux(snapshot, arrival, buffer);
+                return self.give_to_linux(at, buffer);
             }
             LaterFragments::Drop(reason) => {
                 self.tally.misses += 1;
@@ -205,31 +179,25 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         let tuple = Tuple { source_port, destination_port, protocol, ..placed.headers.tuple };
         let headers = Headers { tuple, transport, ..*placed.headers };
-        match self.verdict_alone(snapshot, arrival, &headers, Segment::default()) {
-            Verdict::Forward(nat) => self.forward_later(snapshot, buffer, placed, identification, nat),
+        match self.verdict_alone(at, &headers, Segment::default()) {
+            Verdict::Forward(nat) => self.forward_later(at.snapshot, buffer, placed, identification, nat),
             // With the headers of the fragment: only first fragments may be answered.
-            verdict => self.apply(snapshot, arrival, buffer, placed.headers, verdict),
+            verdict => self.apply(at, buffer, placed.headers, verdict),
         }
     }
 
     /// The verdict on a single packet outside a burst. RSTs that its decision asks for are sent before it.
-    fn verdict_alone<'s, A: FlowFamily>(
-        &mut self,
-        snapshot: &'s Snapshot,
-        arrival: Arrival,
-        headers: &Headers<A>,
-        segment: Segment,
-    ) -> Verdict<'s> {
+    fn verdict_alone<'s, A: FlowFamily>(&mut self, at: Ingress<'s>, headers: &Headers<A>, segment: Segment) -> Verdict<'s> {
         let (table, limits) = self.flows();
         let hash = table.hash(&headers.tuple);
-        let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: arrival.link };
-        let now = Tick::at(arrival.now_ns);
-        match follow(&packet, snapshot, table, limits, now) {
+        let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: at.arrival.link };
+        let now = Tick::at(at.arrival.now_ns);
+        match follow(&packet, at.snapshot, table, limits, now) {
             Followed::Decided(verdict) => {
                 self.tally.hits += 1;
                 verdict
             }
-            Followed::Undecided(found) => self.verdict(snapshot, arrival, &packet, segment, found),
+            Followed::Undecided(found) => self.verdict(at, &packet, segment, found),
         }
     }
 
@@ -268,14 +236,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 }
 
 /// The owner of a datagram whose fragments met here, if that is another worker.
-fn owner_elsewhere<A: Address, P: Port>(
-    egress: &Egress<P>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
-    first: &Headers<A>,
-) -> Option<WorkerId> {
-    let peers = egress.peers.as_ref().filter(|_| arrival.origin != Origin::Owned)?;
-    let owner = owner_of_first(peers.owner_function(), snapshot, &first.tuple);
+fn owner_elsewhere<A: Address, P: Port>(egress: &Egress<P>, at: Ingress<'_>, first: &Headers<A>) -> Option<WorkerId> {
+    let peers = egress.peers.as_ref().filter(|_| at.arrival.origin != Origin::Owned)?;
+    let owner = owner_of_first(peers.owner_function(), at.snapshot, &first.tuple);
     (owner != peers.me()).then_some(owner)
 }
 

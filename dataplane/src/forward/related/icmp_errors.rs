@@ -12,7 +12,7 @@ use crate::flow::{BackendId, Direction, FlowMode, FlowTable, IdleLimits, Tick};
 use crate::forward::decide::{
     FlowFamily, NatForward, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
 };
-use crate::forward::engine::Engine;
+use crate::forward::engine::{Engine, Ingress};
 use crate::forward::observer::{Observe, PacketOutcome};
 use crate::icmp;
 use crate::icmp::error_mapping::ErrorRewrite;
@@ -28,27 +28,26 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// error.
     pub(in crate::forward) fn error<A: FlowFamily>(
         &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
+        at: Ingress<'_>,
         buffer: P::Buffer,
         packet: &Packet<'_, A>,
     ) -> Option<P::Buffer> {
         let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
-            return self.tunnel_error(snapshot, arrival, buffer, packet);
+            return self.tunnel_error(at, buffer, packet);
         };
         let asked = quote.tuple.reversed();
-        if let Some(verdict) = follow_one_way_error(packet, &asked, snapshot, self.flows().0) {
+        if let Some(verdict) = follow_one_way_error(packet, &asked, at.snapshot, self.flows().0) {
             self.tally.hits += 1;
-            self.apply(snapshot, arrival, buffer, packet.headers, verdict);
+            self.apply(at, buffer, packet.headers, verdict);
             return None;
         }
         let (table, limits) = self.flows();
-        let followed = follow_error(packet, &quote.tuple, snapshot, table, limits, Tick::at(arrival.now_ns));
-        let Some(followed) = followed else { return self.tunnel_error(snapshot, arrival, buffer, packet) };
+        let followed = follow_error(packet, &quote.tuple, at.snapshot, table, limits, Tick::at(at.arrival.now_ns));
+        let Some(followed) = followed else { return self.tunnel_error(at, buffer, packet) };
         self.tally.hits += 1;
         match followed {
-            Ok(nat) => self.forward_error(snapshot, buffer, packet.headers, &quote, nat),
-            Err(verdict) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
+            Ok(nat) => self.forward_error(at.snapshot, buffer, packet.headers, &quote, nat),
+            Err(verdict) => self.apply(at, buffer, packet.headers, verdict),
         }
         None
     }
@@ -83,26 +82,20 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// Processes an ICMP error about a tunnel packet. Returns the packet if it is no such error.
-    fn tunnel_error<A: FlowFamily>(
-        &mut self,
-        snapshot: &Snapshot,
-        arrival: Arrival,
-        buffer: P::Buffer,
-        packet: &Packet<'_, A>,
-    ) -> Option<P::Buffer> {
-        let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &snapshot.tunnels) else {
+    fn tunnel_error<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, packet: &Packet<'_, A>) -> Option<P::Buffer> {
+        let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &at.snapshot.tunnels) else {
             return Some(buffer);
         };
         let followed = match &quote.inner {
-            Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.tables.v4),
-            Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, snapshot, &self.tables.v6),
+            Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, at.snapshot, &self.tables.v4),
+            Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, at.snapshot, &self.tables.v6),
         };
         let Some(followed) = followed else { return Some(buffer) };
         self.tally.hits += 1;
         match (followed, &quote.inner) {
-            (Err(verdict), _) => self.apply(snapshot, arrival, buffer, packet.headers, verdict),
-            (Ok(exit), Inner::V4(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
-            (Ok(exit), Inner::V6(inner)) => self.report_to_client(arrival, buffer, &quote, inner, exit),
+            (Err(verdict), _) => self.apply(at, buffer, packet.headers, verdict),
+            (Ok(exit), Inner::V4(inner)) => self.report_to_client(at.arrival, buffer, &quote, inner, exit),
+            (Ok(exit), Inner::V6(inner)) => self.report_to_client(at.arrival, buffer, &quote, inner, exit),
         }
         None
     }

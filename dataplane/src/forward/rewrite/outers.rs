@@ -15,7 +15,7 @@ use crate::port::PortIndex;
 use crate::snapshot::{Exit, Tunnels, source_of};
 use crate::wire::head::{Head, HeadV4, HeadV6, Start, Starts, UNTAGGED, starts};
 use crate::wire::processor::{Avx2, LANES, Lanes};
-use crate::wire::{Buffer, HOP_LIMIT, Ipv4, Ipv6, TupleKey, Udp, ether_type, protocol};
+use crate::wire::{Buffer, HOP_LIMIT, Ipv4, Ipv6, Udp, ether_type, protocol};
 
 const V4: usize = Ipv4::BYTES as usize;
 const V6: usize = Ipv6::BYTES as usize;
@@ -27,15 +27,16 @@ pub(in crate::forward) const fn bytes_before(ip_header: usize, in_udp: bool) -> 
 }
 
 /// What the outer headers of eight packets depend on.
-pub(in crate::forward) struct EightOuters<'e, K: TupleKey, S> {
-    pub(in crate::forward) flows: [&'e HotFlow<K>; LANES],
+pub(in crate::forward) struct EightOuters<'e, A: OuterFamily> {
+    pub(in crate::forward) flows: [&'e HotFlow<A::Key>; LANES],
+    pub(in crate::forward) read: A::Read,
     pub(in crate::forward) exits: [&'e Exit; LANES],
     /// Bytes of the inner packets.
     pub(in crate::forward) packet_lens: Lanes,
     /// See [`Plan::entropy`].
     pub(in crate::forward) entropy: Lanes,
     /// Outer source addresses.
-    pub(in crate::forward) sources: &'e [S; LANES],
+    pub(in crate::forward) sources: &'e [A::Source; LANES],
     /// Whether they are all the same.
     pub(in crate::forward) has_one_source: bool,
     /// The destination port of UDP headers.
@@ -52,11 +53,7 @@ pub(in crate::forward) trait OuterFamily: TranslatedEight {
     fn has_inner_sum(head: &Self::Head) -> bool;
     /// Writes outer headers, with a UDP header if they are to have one, before eight packets, and lowers the hop limits of
     /// these. The frames begin where the link headers will, and have the heads of the packets.
-    fn write_outers<const IN_UDP: bool>(
-        avx2: Avx2,
-        of: &EightOuters<'_, Self::Key, Self::Source>,
-        group: &mut [impl Buffer; LANES],
-    );
+    fn write_outers<const IN_UDP: bool>(avx2: Avx2, of: &EightOuters<'_, Self>, group: &mut [impl Buffer; LANES]);
 }
 
 /// The outer source addresses of eight packets, of those of a port. Ports vary in UDP, addresses otherwise.
@@ -94,7 +91,7 @@ impl OuterFamily for u32 {
     }
 
     #[inline(always)]
-    fn write_outers<const IN_UDP: bool>(avx2: Avx2, of: &EightOuters<'_, Self::Key, Ipv4Addr>, group: &mut [impl Buffer; LANES]) {
+    fn write_outers<const IN_UDP: bool>(avx2: Avx2, of: &EightOuters<'_, u32>, group: &mut [impl Buffer; LANES]) {
         if IN_UDP {
             before_v4::<{ bytes_before(V4, true) }, IN_UDP>(avx2, of, group);
         } else {
@@ -104,11 +101,7 @@ impl OuterFamily for u32 {
 }
 
 #[inline(always)]
-fn before_v4<const BEFORE: usize, const IN_UDP: bool>(
-    avx2: Avx2,
-    of: &EightOuters<'_, <u32 as crate::wire::Address>::Key, Ipv4Addr>,
-    group: &mut [impl Buffer; LANES],
-) {
+fn before_v4<const BEFORE: usize, const IN_UDP: bool>(avx2: Avx2, of: &EightOuters<'_, u32>, group: &mut [impl Buffer; LANES]) {
     let Some(mut starts) = starts::<BEFORE, HeadV4, _>(group) else { return };
     let inner = avx2.lanes(starts.each_ref().map(|Start { head: [a, b, c, d, ..], .. }| u32::from_ne_bytes([*a, *b, *c, *d])));
     let source = avx2.lanes(of.sources.map(|source| u32::from_ne_bytes(source.octets())));
@@ -131,7 +124,7 @@ fn before_v4<const BEFORE: usize, const IN_UDP: bool>(
         // Without checksum: the inner packet has one.
         write_udp(&mut starts, UNTAGGED + V4, [ports(avx2, of.entropy, of.gue), carried_len.lower_number()], avx2);
     }
-    u32::lower_hop_limits(avx2, &mut starts);
+    u32::lower_hop_limits(avx2, &of.read, &mut starts);
 }
 
 impl OuterFamily for u128 {
@@ -148,7 +141,7 @@ impl OuterFamily for u128 {
     }
 
     #[inline(always)]
-    fn write_outers<const IN_UDP: bool>(avx2: Avx2, of: &EightOuters<'_, Self::Key, Ipv6Addr>, group: &mut [impl Buffer; LANES]) {
+    fn write_outers<const IN_UDP: bool>(avx2: Avx2, of: &EightOuters<'_, u128>, group: &mut [impl Buffer; LANES]) {
         if IN_UDP {
             before_v6::<{ bytes_before(V6, true) }, IN_UDP>(avx2, of, group);
         } else {
@@ -158,11 +151,7 @@ impl OuterFamily for u128 {
 }
 
 #[inline(always)]
-fn before_v6<const BEFORE: usize, const IN_UDP: bool>(
-    avx2: Avx2,
-    of: &EightOuters<'_, <u128 as crate::wire::Address>::Key, Ipv6Addr>,
-    group: &mut [impl Buffer; LANES],
-) {
+fn before_v6<const BEFORE: usize, const IN_UDP: bool>(avx2: Avx2, of: &EightOuters<'_, u128>, group: &mut [impl Buffer; LANES]) {
     const CLASS: u32 = u32::from_ne_bytes([0xff, 0xf0, 0, 0]);
     let Some(mut starts) = starts::<BEFORE, HeadV6, _>(group) else { return };
     let [inner, hops, _, _] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(BEFORE)));
@@ -199,7 +188,7 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(
         start.link[UNTAGGED + 8..UNTAGGED + 24].copy_from_slice(&of.sources[lane].octets());
         start.link[UNTAGGED + 24..UNTAGGED + V6].copy_from_slice(&destinations[lane]);
     }
-    u128::lower_hop_limits(avx2, &mut starts);
+    u128::lower_hop_limits(avx2, &of.read, &mut starts);
 }
 
 /// The word of two numbers of 16 bits.

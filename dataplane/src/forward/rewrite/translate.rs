@@ -163,17 +163,35 @@ pub(in crate::forward) struct EightOfFlows<'f, K: TupleKey> {
     pub(in crate::forward) is_renumbered: Lanes,
 }
 
-/// A family of which eight packets are rewritten at a time.
+impl<K: TupleKey> EightOfFlows<'_, K> {
+    /// All ones for packets to the client.
+    #[inline(always)]
+    fn are_to_client(&self, avx2: Avx2) -> Lanes {
+        avx2.lanes(self.directions.map(|direction| direction as u32)).equals(avx2.splat(Direction::ToClient as u32))
+    }
+}
+
+/// A family of which eight packets are compared with their flows and rewritten at a time.
 pub(in crate::forward) trait TranslatedEight: Translated {
+    /// What is read of eight packets and of their flows.
+    type Read: Copy;
+
+    /// Reads eight packets and their flows.
+    fn read<const AT: usize>(avx2: Avx2, eight: &EightOfFlows<'_, Self::Key>, starts: &Starts<'_, AT, Self::Head>) -> Self::Read;
+    /// All ones in all lanes if all packets have the addresses and ports of their flows.
+    fn are_of_flows(avx2: Avx2, read: &Self::Read) -> Lanes;
+    /// See [`HotFlow::seen_word`].
+    fn seen(read: &Self::Read) -> Lanes;
     /// As [`Translated::translate`].
     fn translate_eight<const AT: usize>(
         avx2: Avx2,
         eight: &EightOfFlows<'_, Self::Key>,
+        read: &Self::Read,
         starts: &mut Starts<'_, AT, Self::Head>,
         identifications: &mut Identifications,
     );
     /// As [`Translated::lower_hop_limit`].
-    fn lower_hop_limits<const AT: usize>(avx2: Avx2, starts: &mut Starts<'_, AT, Self::Head>);
+    fn lower_hop_limits<const AT: usize>(avx2: Avx2, read: &Self::Read, starts: &mut Starts<'_, AT, Self::Head>);
 }
 
 /// The sums of both halves of words.
@@ -217,38 +235,106 @@ fn hops_after(avx2: Avx2, hops: Lanes, changes: Lanes) -> Lanes {
     (hops - avx2.splat(1)).with_upper(checksum.left::<16>())
 }
 
+/// Addresses and ports of eight packets as they stand in these.
+#[derive(Clone, Copy)]
+struct Keys {
+    source: Lanes,
+    destination: Lanes,
+    ports: Lanes,
+}
+
+impl Keys {
+    /// Those of another key where a mask has all ones.
+    #[inline(always)]
+    fn or_where(self, mask: Lanes, other: Self) -> Self {
+        Self {
+            source: self.source.or_where(mask, other.source),
+            destination: self.destination.or_where(mask, other.destination),
+            ports: self.ports.or_where(mask, other.ports),
+        }
+    }
+
+    #[inline(always)]
+    fn equals(self, other: Self) -> Lanes {
+        self.source.equals(other.source) & self.destination.equals(other.destination) & self.ports.equals(other.ports)
+    }
+}
+
+/// See [`TranslatedEight::Read`].
+#[derive(Clone, Copy)]
+pub(in crate::forward) struct ReadV4 {
+    /// TTL, protocol and checksum.
+    hops: Lanes,
+    keys: Keys,
+    /// The checksums of TCP or UDP, in the lower halves.
+    checksums: Lanes,
+    /// The keys of the flows in the direction of each packet, and in the other one.
+    same: Keys,
+    replies: Keys,
+    seen: Lanes,
+}
+
 impl TranslatedEight for u32 {
+    type Read = ReadV4;
+
+    #[inline(always)]
+    fn read<const AT: usize>(avx2: Avx2, eight: &EightOfFlows<'_, WireKey<3>>, starts: &Starts<'_, AT, HeadV4>) -> ReadV4 {
+        let [hops, source, destination, ports] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + v4::HOPS)));
+        let [of_udp, _, _, of_tcp] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + v4::TRANSPORT + 4)));
+        let checksums = (of_tcp & avx2.splat(HALF)).or_where(eight.is_udp, of_udp.right::<16>());
+        let parts = eight.flows.map(|flow| {
+            let ([a, b, c], [d, e, f]) = (flow.key(Direction::ToBackend).all(), flow.key(Direction::ToClient).all());
+            [[a, b, c, d], [e, f, flow.backend(), flow.seen_word()]]
+        });
+        let [a, b, c, d] = avx2.columns(parts.map(|[part, _]| zerocopy::transmute!(part)));
+        let [e, f, _, seen] = avx2.columns(parts.map(|[_, part]| zerocopy::transmute!(part)));
+        let to_backend = Keys { source: a, destination: b, ports: c };
+        let to_client = Keys { source: d, destination: e, ports: f };
+        let are_to_client = eight.are_to_client(avx2);
+        ReadV4 {
+            hops,
+            keys: Keys { source, destination, ports },
+            checksums,
+            same: to_backend.or_where(are_to_client, to_client),
+            replies: to_client.or_where(are_to_client, to_backend),
+            seen,
+        }
+    }
+
+    #[inline(always)]
+    fn are_of_flows(_: Avx2, read: &ReadV4) -> Lanes {
+        read.keys.equals(read.same)
+    }
+
+    #[inline(always)]
+    fn seen(read: &ReadV4) -> Lanes {
+        read.seen
+    }
+
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // the lower half of a word
     fn translate_eight<const AT: usize>(
         avx2: Avx2,
         eight: &EightOfFlows<'_, WireKey<3>>,
+        read: &ReadV4,
         starts: &mut Starts<'_, AT, HeadV4>,
         identifications: &mut Identifications,
     ) {
         const TCP: usize = v4::TRANSPORT + tcp::CHECKSUM;
         const UDP: usize = v4::TRANSPORT + udp::CHECKSUM;
-        let [hops, source, destination, ports] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + v4::HOPS)));
-        let [of_udp, _, _, of_tcp] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + v4::TRANSPORT + 4)));
-        let mut replies = [[0; 16]; LANES];
-        for (lane, flow) in eight.flows.iter().enumerate() {
-            let [a, b, c] = flow.key(eight.directions[lane].opposite()).all();
-            replies[lane] = zerocopy::transmute!([a, b, c, 0]);
-        }
-        let [new_destination, new_source, new_ports, _] = avx2.columns(replies);
-        let new_ports = new_ports.exchanged();
+        let ReadV4 { hops, keys, checksums, replies, .. } = *read;
+        let new = Keys { source: replies.destination, destination: replies.source, ports: replies.ports.exchanged() };
         let changes = if eight.is_renumbered.bits() == 0 {
             avx2.splat(0)
         } else {
             let protocol = hops.right::<8>() & avx2.splat(0xff);
-            renumber(avx2, [new_source, new_destination, protocol], eight.is_renumbered, starts, identifications)
+            renumber(avx2, [new.source, new.destination, protocol], eight.is_renumbered, starts, identifications)
         };
-        let addresses = changed(avx2, source, new_source) + changed(avx2, destination, new_destination);
+        let addresses = changed(avx2, keys.source, new.source) + changed(avx2, keys.destination, new.destination);
         let hops = hops_after(avx2, hops, addresses + changes);
-        let sums = addresses + changed(avx2, ports, new_ports);
-        let checksums = (of_tcp & avx2.splat(HALF)).or_where(eight.is_udp, of_udp.right::<16>());
+        let sums = addresses + changed(avx2, keys.ports, new.ports);
         let checksums = updated(avx2, checksums, sums, eight.is_udp).to_array();
-        let rows = Lanes::rows([hops, new_source, new_destination, new_ports]);
+        let rows = Lanes::rows([hops, new.source, new.destination, new.ports]);
         for (start, row) in starts.iter_mut().zip(rows) {
             start.head[v4::HOPS..v4::HOPS + 16].copy_from_slice(&row.bytes());
         }
@@ -260,9 +346,8 @@ impl TranslatedEight for u32 {
     }
 
     #[inline(always)]
-    fn lower_hop_limits<const AT: usize>(avx2: Avx2, starts: &mut Starts<'_, AT, HeadV4>) {
-        let [hops, ..] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(AT + v4::HOPS)));
-        let hops = hops_after(avx2, hops, avx2.splat(0)).to_array();
+    fn lower_hop_limits<const AT: usize>(avx2: Avx2, read: &ReadV4, starts: &mut Starts<'_, AT, HeadV4>) {
+        let hops = hops_after(avx2, read.hops, avx2.splat(0)).to_array();
         for (start, hops) in starts.iter_mut().zip(hops) {
             start.head[v4::HOPS..v4::HOPS + 4].copy_from_slice(&hops.to_le_bytes());
         }
@@ -291,13 +376,52 @@ fn renumber<const AT: usize>(
     (numbers + (avx2.lanes(olds) ^ avx2.splat(HALF))) & is_renumbered
 }
 
+/// See [`TranslatedEight::Read`].
+#[derive(Clone, Copy)]
+pub(in crate::forward) struct ReadV6 {
+    /// Bits in which the addresses of any packet differ from those of its flow: a word of all packets in each lane.
+    other_addresses: Lanes,
+    /// Those of the ports: a packet in each lane. All bits of both must be 0.
+    other_ports: Lanes,
+    seen: Lanes,
+    are_to_client: Lanes,
+}
+
 impl TranslatedEight for u128 {
-    /// The addresses of each packet are in one register. There is no checksum of the header.
+    type Read = ReadV6;
+
+    /// The addresses of each packet are in one register.
+    #[inline(always)]
+    fn read<const AT: usize>(avx2: Avx2, eight: &EightOfFlows<'_, WireKey<9>>, starts: &Starts<'_, AT, HeadV6>) -> ReadV6 {
+        let mut other_addresses = avx2.splat(0);
+        let mut other_ports = [0; LANES];
+        for (lane, start) in starts.iter().enumerate() {
+            let (addresses, ports) = WireKey::<9>::read_at(&start.head, v6::KEY).halves();
+            let (of_flow, ports_of_flow) = eight.flows[lane].key(eight.directions[lane]).halves();
+            other_addresses = other_addresses | avx2.words(addresses) ^ avx2.words(of_flow);
+            other_ports[lane] = ports ^ ports_of_flow;
+        }
+        let (seen, are_to_client) = (avx2.lanes(eight.flows.map(HotFlow::seen_word)), eight.are_to_client(avx2));
+        ReadV6 { other_addresses, other_ports: avx2.lanes(other_ports), seen, are_to_client }
+    }
+
+    #[inline(always)]
+    fn are_of_flows(avx2: Avx2, read: &ReadV6) -> Lanes {
+        (read.other_addresses | read.other_ports).equals(avx2.splat(0))
+    }
+
+    #[inline(always)]
+    fn seen(read: &ReadV6) -> Lanes {
+        read.seen
+    }
+
+    /// There is no checksum of the header.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // the lower half of a word
     fn translate_eight<const AT: usize>(
         avx2: Avx2,
         eight: &EightOfFlows<'_, WireKey<9>>,
+        read: &ReadV6,
         starts: &mut Starts<'_, AT, HeadV6>,
         _: &mut Identifications,
     ) {
@@ -305,15 +429,14 @@ impl TranslatedEight for u128 {
         const UDP: usize = v6::TRANSPORT + udp::CHECKSUM;
         let udp = eight.is_udp.bits();
         let place = |lane: usize| if udp >> lane & 1 != 0 { UDP } else { TCP };
-        let (mut checksums, mut backwards) = ([0; LANES], [0; LANES]);
+        let mut checksums = [0; LANES];
         for (lane, start) in starts.iter().enumerate() {
             let at = place(lane);
             checksums[lane] = u32::from(u16::from_le_bytes([start.head[at], start.head[at + 1]]));
-            backwards[lane] = eight.directions[lane] as u32 * HALF;
         }
         let half = avx2.splat(HALF);
         // 0xffff is 0 in one's complement. Added, it keeps the sum above 0, as for one packet: both fold to the same zero.
-        let sums = avx2.lanes(eight.flows.map(HotFlow::checksum_change)) ^ avx2.lanes(backwards);
+        let sums = avx2.lanes(eight.flows.map(HotFlow::checksum_change)) ^ read.are_to_client & half;
         let checksums = updated(avx2, avx2.lanes(checksums), sums + half, eight.is_udp).to_array();
         for (lane, start) in starts.iter_mut().enumerate() {
             let (addresses, ports) = eight.flows[lane].key(eight.directions[lane].opposite()).halves();
@@ -326,11 +449,9 @@ impl TranslatedEight for u128 {
     }
 
     #[inline(always)]
-    fn lower_hop_limits<const AT: usize>(_: Avx2, starts: &mut Starts<'_, AT, HeadV6>) {
+    fn lower_hop_limits<const AT: usize>(_: Avx2, _: &ReadV6, starts: &mut Starts<'_, AT, HeadV6>) {
         for start in starts {
             start.head[v6::HOP_LIMIT] = start.head[v6::HOP_LIMIT].wrapping_sub(1);
         }
     }
 }
-
-const _: () = assert!(Direction::ToBackend as u32 == 0 && Direction::ToClient as u32 == 1);

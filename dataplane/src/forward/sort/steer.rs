@@ -11,9 +11,10 @@ use std::mem;
 use arrayvec::ArrayVec;
 
 use super::{Kind, Lookup, Sorted};
+use crate::forward::engine::Ingress;
 use crate::fragment::{Datagram, Fragment, Part};
 use crate::icmp::{Inner, Quote, TunnelQuote};
-use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
+use crate::port::{BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
 use crate::stats::Tally;
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Transport, Tuple, network_len, parse};
@@ -26,17 +27,16 @@ const TAG_BYTES_PLAIN: usize = 4;
 #[inline(never)]
 pub(crate) fn steer<P: Port>(
     egress: &mut Egress<P>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
+    at: Ingress<'_>,
     burst: &mut Burst<P::Buffer>,
     sorted: &mut Sorted,
     tally: &mut Tally,
 ) {
     let Some(peers) = &mut egress.peers else { return };
     let me = peers.me();
-    let mut tasks = tasks(peers, snapshot, arrival, burst, sorted);
-    if arrival.origin == Origin::Port {
-        keep_behind_fragments(peers, arrival.now_ns, burst, sorted, &mut tasks);
+    let mut tasks = tasks(peers, at, burst, sorted);
+    if at.arrival.origin == Origin::Port {
+        keep_behind_fragments(peers, at.arrival.now_ns, burst, sorted, &mut tasks);
     }
     if tasks.iter().all(|(owner, _)| *owner == me) {
         return;
@@ -54,7 +54,7 @@ pub(crate) fn steer<P: Port>(
             burst.push(buffer);
             sorted.kinds.push(kind);
         } else {
-            egress.hand_over(owner, task, arrival, buffer, tally);
+            egress.hand_over(owner, task, at.arrival, buffer, tally);
         }
     }
 }
@@ -64,18 +64,17 @@ pub(crate) fn steer<P: Port>(
 /// here without them.
 fn tasks<B: Buffer>(
     peers: &Peers<B>,
-    snapshot: &Snapshot,
-    arrival: Arrival,
+    at: Ingress<'_>,
     burst: &Burst<B>,
     sorted: &Sorted,
 ) -> ArrayVec<(WorkerId, HandoverTask), BURST> {
-    let mut queue = ReceiveQueue::at(peers, arrival.link.port(), arrival.tags.bytes().into());
-    queue.proof = queue.proof.filter(|_| arrival.origin == Origin::Port);
+    let mut queue = ReceiveQueue::at(peers, at.arrival.link.port(), at.arrival.tags.bytes().into());
+    queue.proof = queue.proof.filter(|_| at.arrival.origin == Origin::Port);
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
     let task = |(buffer, kind): (&B, &Kind)| {
         let task = match kind {
-            Kind::V4 => v4.next().and_then(|lookup| task(&queue, snapshot, buffer, lookup)),
-            Kind::V6 => v6.next().and_then(|lookup| task(&queue, snapshot, buffer, lookup)),
+            Kind::V4 => v4.next().and_then(|lookup| task(&queue, at.snapshot, buffer, lookup)),
+            Kind::V6 => v6.next().and_then(|lookup| task(&queue, at.snapshot, buffer, lookup)),
             Kind::Solicitation => v6.next().and(None),
             Kind::Arp | Kind::Tagged | Kind::Other | Kind::Foreign | Kind::Bad(_) => None,
         };

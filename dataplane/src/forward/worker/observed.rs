@@ -9,12 +9,11 @@
 use std::net::SocketAddr;
 
 use crate::forward::decide::FlowFamily;
-use crate::forward::engine::Engine;
+use crate::forward::engine::{Engine, Ingress};
 use crate::forward::observer::{
     FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
 };
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
-use crate::snapshot::Snapshot;
 use crate::stats::{DropReason, Tally};
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, parse};
 
@@ -42,33 +41,33 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Processes a burst while a capture runs.
     #[cold]
     #[inline(never)]
-    pub(in crate::forward) fn process_captured(&mut self, snapshot: &Snapshot, arrival: Arrival, burst: &mut Burst<P::Buffer>) {
-        let observed = self.observes(burst.len(), burst.is_full(), arrival.now_ns);
+    pub(in crate::forward) fn process_captured(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
+        let observed = self.observes(burst.len(), burst.is_full(), at.arrival.now_ns);
         for buffer in burst.drain(..observed) {
-            self.observed(arrival.into(), buffer, |engine, buffer| engine.process_alone(snapshot, arrival, buffer));
+            self.observed(at.arrival.into(), buffer, |engine, buffer| engine.process_alone(at, buffer));
         }
         if !burst.is_empty() {
-            self.process_unobserved(snapshot, arrival, burst);
+            self.process_unobserved(at, burst);
         }
     }
 
     /// Processes a packet that has waited until its next hop was resolved.
-    pub(super) fn process_waited(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
-        if self.observes(1, false, arrival.now_ns) > 0 {
-            let from = ObservedFrom { source: PacketSource::Waited, ..arrival.into() };
-            self.observed(from, buffer, |engine, buffer| engine.process_alone(snapshot, arrival, buffer));
+    pub(super) fn process_waited(&mut self, at: Ingress<'_>, buffer: P::Buffer) {
+        if self.observes(1, false, at.arrival.now_ns) > 0 {
+            let from = ObservedFrom { source: PacketSource::Waited, ..at.arrival.into() };
+            self.observed(from, buffer, |engine, buffer| engine.process_alone(at, buffer));
         } else {
             let mut alone = Burst::new();
             alone.push(buffer);
-            self.process_unobserved(snapshot, arrival, &mut alone);
+            self.process_unobserved(at, &mut alone);
         }
     }
 
     /// Processes one packet without the fast path, which would send it before anybody could look at it.
-    fn process_alone(&mut self, snapshot: &Snapshot, arrival: Arrival, buffer: P::Buffer) {
+    fn process_alone(&mut self, at: Ingress<'_>, buffer: P::Buffer) {
         let mut alone = Burst::new();
         alone.push(buffer);
-        self.process_left(snapshot, arrival, &mut alone);
+        self.process_left(at, &mut alone);
     }
 
     /// How many of the first packets of a burst are observed; none without a capture.

@@ -116,6 +116,12 @@ impl Lanes {
         Self(words::exceeds(self.0, other.0))
     }
 
+    /// The smaller word of each lane.
+    #[inline(always)]
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self(words::min(self.0, other.0))
+    }
+
     /// The lower and the upper halves of the products.
     #[inline(always)]
     pub(crate) fn product(self, other: Self) -> [Self; 2] {
@@ -274,6 +280,7 @@ mod tests {
             same(a - b, portable::sub(x, y))?;
             same(a.equals(b), portable::equals(x, y))?;
             same(a.exceeds(b), portable::exceeds(x, y))?;
+            same(a.min(b), portable::min(x, y))?;
             for (half, defined) in a.product(b).into_iter().zip(portable::product(x, y)) {
                 same(half, defined)?;
             }

@@ -60,6 +60,10 @@ pub(super) fn exceeds(a: Words, b: Words) -> Words {
     from_fn(|lane| mask(a[lane].cast_signed() > b[lane].cast_signed()))
 }
 
+pub(super) fn min(a: Words, b: Words) -> Words {
+    from_fn(|lane| a[lane].min(b[lane]))
+}
+
 pub(super) type SumWords = [u64; 8];
 
 pub(super) fn wide_sums() -> SumWords {

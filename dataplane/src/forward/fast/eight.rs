@@ -1,0 +1,400 @@
+//! Plans and writes the packets of a part of a burst: eight at a time where they are of one family, at one offset, of live flows
+//! in one mode, and all leave; else one at a time.
+//!
+//! **Invariant:** eight packets at a time leave as the same bytes as one at a time, or stay as they are
+//! (`tests/packets/eight.rs`).
+//!
+//! Not here: how one packet is planned (`hits`) and written (`forward::execute`).
+
+use std::marker::PhantomData;
+
+use super::super::plan::{Plan, operation};
+use super::hits::{Hit, Hits, operations_of};
+use super::opens;
+use crate::flow::{Candidate, Direction, FlowMode, HotFlow, HotFlows, SeenWords, Tick};
+use crate::forward::execute::{ExecutedFamily, Executor};
+use crate::forward::observer::Observe;
+use crate::forward::rewrite::outers::{self, EightOuters};
+use crate::forward::rewrite::translate::EightOfFlows;
+use crate::snapshot::{Exit, Tunnels};
+use crate::wire::head::{Head, Start, Starts, TAGGED, UNTAGGED, starts};
+use crate::wire::processor::{Avx2, LANES, Lanes, Vectorised};
+use crate::wire::{Buffer, Shape, TupleKey};
+
+/// The packets of a part of a burst, to be planned by their flows and written.
+pub(super) struct ForwardPart<'e, 'p, 's, B, O> {
+    pub(super) hits: &'e Hits<'s>,
+    pub(super) executor: Executor<'e, O>,
+    /// Flows, by [`Plan::flow_bit`], of which a packet was left.
+    pub(super) left: &'e mut u64,
+    pub(super) part: &'p mut [B],
+    pub(super) plans: &'p mut [Plan<'s>],
+}
+
+/// Packets of a part that are not planned yet, but may be: positions as bits.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Unplanned {
+    /// They open connections and have no flow.
+    pub(super) opening: u32,
+    /// See [`Hit::OtherFlow`].
+    pub(super) of_other_flows: u32,
+}
+
+impl<B: Buffer, O: Observe<B>> ForwardPart<'_, '_, '_, B, O> {
+    /// Plans and writes the packets.
+    #[inline(never)]
+    pub(super) fn run(self, avx2: Option<Avx2>) -> Unplanned {
+        let Self { hits, mut executor, left, part, plans } = self;
+        let mut unplanned = Unplanned::default();
+        let Some(avx2) = avx2 else {
+            executor.each(hits, left, part, plans, 0, &mut unplanned);
+            return unplanned;
+        };
+        let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks_mut(), plans.as_chunks_mut());
+        let mut done = 0;
+        while done < groups.len() {
+            let first = of_groups[done][0].shape;
+            let (groups_left, plans_left) = (&mut groups[done..], &mut of_groups[done..]);
+            let run = Run { hits, executor: &mut executor, left: *left, groups: groups_left, plans: plans_left };
+            done += match (first.family(), usize::from(first.network_offset) == TAGGED) {
+                (Shape::V4, false) => avx2.run(ForwardRun::<u32, UNTAGGED, _, _>(run, PhantomData)),
+                (Shape::V6, false) => avx2.run(ForwardRun::<u128, UNTAGGED, _, _>(run, PhantomData)),
+                (Shape::V4, true) => avx2.run(ForwardRun::<u32, TAGGED, _, _>(run, PhantomData)),
+                (Shape::V6, true) => avx2.run(ForwardRun::<u128, TAGGED, _, _>(run, PhantomData)),
+                _ => 0,
+            };
+            if done < groups.len() {
+                executor.each(hits, left, &mut groups[done], &mut of_groups[done], done * LANES, &mut unplanned);
+                done += 1;
+            }
+        }
+        executor.each(hits, left, rest, of_rest, done * LANES, &mut unplanned);
+        unplanned
+    }
+}
+
+/// Groups of eight packets.
+struct Run<'r, 'e, 's, B, O> {
+    hits: &'r Hits<'s>,
+    executor: &'r mut Executor<'e, O>,
+    left: u64,
+    groups: &'r mut [[B; LANES]],
+    plans: &'r mut [[Plan<'s>; LANES]],
+}
+
+/// Groups of which the first has packets of a family at the offset `AT`.
+struct ForwardRun<'r, 'e, 's, A, const AT: usize, B, O>(Run<'r, 'e, 's, B, O>, PhantomData<A>);
+
+impl<A: ExecutedFamily, const AT: usize, B: Buffer, O: Observe<B>> Vectorised for ForwardRun<'_, '_, '_, A, AT, B, O> {
+    type Output = usize;
+
+    /// Plans and writes groups, up to one of which the packets are not alike or do not all leave. Returns their number.
+    #[inline(always)]
+    fn run(self, avx2: Avx2) -> usize {
+        let Run { hits, executor, left, groups, plans } = self.0;
+        for (number, (group, plans)) in groups.iter_mut().zip(plans).enumerate() {
+            let is_behind = left != 0 && plans.iter().any(|plan| left & plan.flow_bit() != 0);
+            if is_behind || !executor.alike::<A, AT, B>(avx2, hits, group, plans) {
+                return number;
+            }
+        }
+        groups.len()
+    }
+}
+
+impl<O> Executor<'_, O> {
+    /// Plans and writes packets one at a time, of which the first is at a position of the part.
+    #[inline(never)]
+    fn each<'s, B: Buffer>(
+        &mut self,
+        hits: &Hits<'s>,
+        left: &mut u64,
+        part: &mut [B],
+        plans: &mut [Plan<'s>],
+        position: usize,
+        unplanned: &mut Unplanned,
+    ) where
+        O: Observe<B>,
+    {
+        for (position, (buffer, plan)) in (position..).zip(part.iter_mut().zip(plans)) {
+            let hit = match plan.shape.family() {
+                0 => continue,
+                _ if *left & plan.flow_bit() != 0 => Hit::Stays,
+                Shape::V4 => self.forward::<u32, B>(hits, buffer, plan),
+                _ => self.forward::<u128, B>(hits, buffer, plan),
+            };
+            match hit {
+                Hit::Planned => {}
+                Hit::OtherFlow => unplanned.of_other_flows |= 1 << position,
+                Hit::Stays if plan.flow == Candidate::NONE && opens(plan.shape) => unplanned.opening |= 1 << position,
+                Hit::Stays => *left |= plan.flow_bit(),
+            }
+        }
+    }
+
+    /// Plans and writes one packet.
+    #[inline(always)]
+    pub(super) fn forward<'s, A: ExecutedFamily, B: Buffer>(
+        &mut self,
+        hits: &Hits<'s>,
+        buffer: &mut B,
+        plan: &mut Plan<'s>,
+    ) -> Hit
+    where
+        O: Observe<B>,
+    {
+        let hit = hits.plan::<A>(A::hot(&mut self.tables), buffer.bytes(), plan);
+        if hit == Hit::Planned && self.one::<A, B>(buffer, plan).is_none() {
+            plan.shape.port = Shape::STAYS;
+            return Hit::Stays;
+        }
+        hit
+    }
+
+    /// Plans and writes eight packets. Returns false, and leaves them as they are, unless they are of the family, at the offset
+    /// `AT`, of flows in one mode, and all leave.
+    #[inline(always)]
+    fn alike<'s, A: ExecutedFamily, const AT: usize, B: Buffer>(
+        &mut self,
+        avx2: Avx2,
+        hits: &Hits<'s>,
+        group: &mut [B; LANES],
+        plans: &mut [Plan<'s>; LANES],
+    ) -> bool
+    where
+        O: Observe<B>,
+    {
+        let shapes = &Shapes::of(avx2, plans);
+        if shapes.are_of(avx2, A::KIND).bits() != u8::MAX {
+            return false;
+        }
+        let HotFlows { flows, routes, .. } = &*A::hot(&mut self.tables);
+        let Some(first) = flows.first() else { return false };
+        let (is_udp, is_renumbered) = (shapes.are_udp(avx2), shapes.may_fragment(avx2));
+        let directions = plans.each_ref().map(|plan| plan.flow.entry().1);
+        let mut eight = EightOfFlows { flows: [first; LANES], directions, is_udp, is_renumbered };
+        let mut exits = [&Exit::NOWHERE; LANES];
+        for (lane, plan) in plans.iter().enumerate() {
+            let Some(flow) = flows.get(plan.flow.entry().0) else { return false };
+            let Some(exit) = hits.exit::<A>(flow, *routes, plan) else { return false };
+            (eight.flows[lane], exits[lane]) = (flow, exit);
+        }
+        let Some(mut starts) = starts::<AT, A::Head, _>(group) else { return false };
+        let Some(live) = LiveFlows::<A>::of::<AT>(avx2, hits, &eight, &starts) else { return false };
+        let operations = operations_of(eight.flows[0]);
+        let fit = shapes.fit::<AT>(avx2, &exits, outer_bytes::<A>(operations));
+        if fit.bits() != u8::MAX {
+            return false;
+        }
+        let mut at = AT;
+        if operations & operation::TRANSLATE != 0 {
+            A::translate_eight(avx2, &eight, &live.read, &mut starts, self.identifications);
+            write_links(&mut starts, &exits);
+        } else if operations == operation::HOP {
+            if !exits.iter().all(|exit| exit.is_on_link()) {
+                return false;
+            }
+            A::lower_hop_limits(avx2, &live.read, &mut starts);
+            write_links(&mut starts, &exits);
+        } else {
+            let tunnelled =
+                Tunnelled::<A> { tunnels: &self.snapshot.tunnels, shapes, eight: &eight, read: live.read, exits: &exits };
+            let is_in_udp = operations & operation::IN_UDP != 0;
+            at = outers::bytes_before(A::NETWORK, is_in_udp);
+            let is_written = match is_in_udp {
+                _ if AT != UNTAGGED => false,
+                false => tunnelled.write::<false, B>(avx2, group, plans),
+                true => tunnelled.write::<true, B>(avx2, group, plans),
+            };
+            if !is_written {
+                return false;
+            }
+        }
+        let not_seen_now = live.not_seen_now;
+        for (plan, exit) in plans.iter_mut().zip(exits) {
+            plan.leaves(exit, operations);
+        }
+        if shapes.any_padded(avx2) {
+            for (buffer, plan) in group.iter_mut().zip(&*plans) {
+                buffer.truncate(at + usize::from(plan.shape.packet_len));
+            }
+        }
+        for (buffer, plan) in group.iter().zip(&*plans) {
+            self.leave::<A, B>(buffer, plan);
+        }
+        if not_seen_now != 0 {
+            see(A::hot(&mut self.tables).flows, plans, not_seen_now, hits.now);
+        }
+        true
+    }
+}
+
+/// Eight packets of live flows that go into tunnels.
+struct Tunnelled<'e, A: ExecutedFamily> {
+    tunnels: &'e Tunnels,
+    shapes: &'e Shapes,
+    eight: &'e EightOfFlows<'e, A::Key>,
+    read: A::Read,
+    exits: &'e [&'e Exit; LANES],
+}
+
+impl<A: ExecutedFamily> Tunnelled<'_, A> {
+    /// Puts outer headers before the packets. Returns false, and leaves them as they are, where that takes a longer look.
+    #[inline(always)]
+    fn write<const IN_UDP: bool, B: Buffer>(&self, avx2: Avx2, group: &mut [B; LANES], plans: &[Plan<'_>; LANES]) -> bool {
+        let Self { tunnels, shapes, eight, read, exits } = *self;
+        let of_port = A::tunnel_sources(tunnels, exits[0].port);
+        let is_to_other_family = |flow: &&HotFlow<A::Key>| flow.key(Direction::ToClient).has_no_source();
+        let has_sum = |buffer: &B| A::Head::of(buffer.bytes(), UNTAGGED).is_some_and(|head| A::has_inner_sum(head));
+        if exits.iter().any(|exit| exit.port != exits[0].port)
+            || eight.is_renumbered.bits() != 0
+            || eight.flows.iter().any(is_to_other_family)
+            || IN_UDP && eight.is_udp.bits() != 0 && !group.iter().all(has_sum)
+        {
+            return false;
+        }
+        let Some(sources) = outers::sources(of_port, plans, IN_UDP) else { return false };
+        if !outers::prepend(group, outers::bytes_before(A::NETWORK, IN_UDP) - UNTAGGED) {
+            return false;
+        }
+        let of = EightOuters {
+            flows: eight.flows,
+            read,
+            exits: *exits,
+            packet_lens: shapes.packet_lens(avx2),
+            entropy: shapes.entropy,
+            sources: &sources,
+            has_one_source: of_port.len() == 1,
+            gue: tunnels.gue_destination_port,
+        };
+        A::write_outers::<IN_UDP>(avx2, &of, group);
+        true
+    }
+}
+
+/// Bytes of the outer headers that packets get.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation)] // at most 48
+fn outer_bytes<A: ExecutedFamily>(operations: u8) -> u32 {
+    match operations & (operation::ENCAPSULATE | operation::IN_UDP) {
+        0 => 0,
+        operation::ENCAPSULATE => (outers::bytes_before(A::NETWORK, false) - UNTAGGED) as u32,
+        _ => (outers::bytes_before(A::NETWORK, true) - UNTAGGED) as u32,
+    }
+}
+
+/// Writes the link headers of eight packets, of `AT` bytes.
+#[inline(always)]
+fn write_links<const AT: usize, H: Head>(starts: &mut Starts<'_, AT, H>, exits: &[&Exit; LANES]) {
+    for (Start { link, .. }, exit) in starts.iter_mut().zip(exits) {
+        if AT == UNTAGGED {
+            let _ = exit.write_addresses(link); // it is long enough
+        } else {
+            exit.write_link(link);
+        }
+    }
+}
+
+/// Marks the flows of some packets as seen.
+#[inline(never)]
+fn see<K: TupleKey>(flows: &mut [HotFlow<K>], plans: &[Plan<'_>; LANES], lanes: u8, now: Tick) {
+    for (_, plan) in (0..).zip(plans).filter(|(lane, _)| lanes >> lane & 1 != 0) {
+        if let Some(flow) = flows.get_mut(plan.flow.entry().0) {
+            flow.see(now);
+        }
+    }
+}
+
+/// The flows of eight packets, which have their addresses and ports and one mode, and are not over.
+struct LiveFlows<A: ExecutedFamily> {
+    read: A::Read,
+    /// Those of which the last packet was in another tick, as bits.
+    not_seen_now: u8,
+}
+
+impl<A: ExecutedFamily> LiveFlows<A> {
+    /// `None` if they are not so.
+    #[inline(always)]
+    fn of<const AT: usize>(
+        avx2: Avx2,
+        hits: &Hits<'_>,
+        eight: &EightOfFlows<'_, A::Key>,
+        starts: &Starts<'_, AT, A::Head>,
+    ) -> Option<Self> {
+        /// The bits of the mode.
+        const MODE: u32 = 0xe0;
+        let read = A::read(avx2, eight, starts);
+        let seen = A::seen(&read);
+        let elapsed = avx2.splat(SeenWords::minuend(hits.now)) - seen;
+        let are_recent = elapsed.min(avx2.splat(SeenWords::below(hits.shortest))).equals(elapsed);
+        let mode = avx2.splat(eight.flows[0].seen_word() & MODE);
+        let are_live = A::are_of_flows(avx2, &read) & are_recent & (seen & avx2.splat(MODE)).equals(mode);
+        let seen_now = (elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits();
+        (are_live.bits() == u8::MAX).then_some(Self { read, not_seen_now: !seen_now })
+    }
+}
+
+const _: () = assert!(FlowMode::Gue as u32 <= 7);
+
+/// The [`Shape`]s of eight packets, a word of each in one register.
+struct Shapes {
+    /// Bytes of the packets (bits 0 to 15), their offsets (16 to 23) and ports (24 to 31).
+    places: Lanes,
+    /// The upper halves of hashes.
+    entropy: Lanes,
+    /// [`Shape::kind`] (bits 0 to 7), [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`] (from 8 on).
+    kinds: Lanes,
+}
+
+impl Shapes {
+    #[inline(always)]
+    fn of(avx2: Avx2, plans: &[Plan<'_>; LANES]) -> Self {
+        let [_, entropy, places, kinds] = avx2.columns(plans.each_ref().map(Plan::row));
+        Self { places, entropy, kinds }
+    }
+
+    /// All ones where the kind has all these bits.
+    #[inline(always)]
+    fn are_of(&self, avx2: Avx2, kind: u8) -> Lanes {
+        let bits = avx2.splat(kind.into());
+        (self.kinds & bits).equals(bits)
+    }
+
+    /// Bytes of the packets.
+    #[inline(always)]
+    fn packet_lens(&self, avx2: Avx2) -> Lanes {
+        self.places & avx2.splat(0xffff)
+    }
+
+    /// All ones for packets of UDP.
+    #[inline(always)]
+    fn are_udp(&self, avx2: Avx2) -> Lanes {
+        self.are_of(avx2, Shape::UDP)
+    }
+
+    /// All ones for packets that routers may fragment.
+    #[inline(always)]
+    fn may_fragment(&self, avx2: Avx2) -> Lanes {
+        let bit = avx2.splat(u32::from(Shape::FRAGMENTABLE) << 8);
+        (self.kinds & bit).equals(bit)
+    }
+
+    /// Whether bytes follow any packet in its frame.
+    #[inline(always)]
+    fn any_padded(&self, avx2: Avx2) -> bool {
+        (self.kinds & avx2.splat(u32::from(Shape::PADDED) << 8)).equals(avx2.splat(0)).bits() != u8::MAX
+    }
+
+    /// All ones where the packet with this many `more` bytes is no longer than the MTU, and the link header of its exit has `AT`
+    /// bytes, as the one that it has.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // at most eighteen
+    fn fit<const AT: usize>(&self, avx2: Avx2, exits: &[&Exit; LANES], more: u32) -> Lanes {
+        let word = |value| avx2.splat(value);
+        let exits = avx2.lanes(exits.map(Exit::measures));
+        let too_long = (self.packet_lens(avx2) + word(more)).exceeds(exits & word(0xffff));
+        let other_before = (self.places ^ word((AT as u32) << 16)) & word(0xff << 16);
+        let other_after = (exits ^ word((AT as u32) << 24)) & word(0xff << 24);
+        (too_long | other_before | other_after).equals(word(0))
+    }
+}
