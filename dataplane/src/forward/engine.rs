@@ -13,6 +13,7 @@ use proto::Family;
 
 use super::fast::{LastBurst, OpeningBackends};
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
+use super::plan::Plan;
 use super::rewrite;
 use super::sort::Lookup;
 use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
@@ -69,6 +70,8 @@ pub(super) struct Engine<P: Port, O> {
     /// The VIP groups that this gateway owns.
     pub(super) ownership: Arc<VipOwnership>,
     pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
+    /// What the fast path knows of the packets of the present burst.
+    pub(super) plans: Box<[Plan]>,
     /// What the fast path remembers of the last burst of each port.
     pub(super) last_bursts: Box<[LastBurst]>,
     /// Whether the fast path may work on eight packets at a time.

@@ -12,6 +12,7 @@ use super::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::decide::{FlowFamily, FlowTables};
 use crate::fragment::Identifications;
+use crate::port::PortIndex;
 use crate::snapshot::{ClientExits, Exit, Snapshot};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::head::Head;
@@ -76,15 +77,15 @@ pub(super) struct Executor<'e, O> {
 impl<O> Executor<'_, O> {
     /// Writes one packet. `None`: its buffer has no room.
     #[inline(always)]
-    pub(super) fn one<A: ExecutedFamily, B: Buffer>(&mut self, buffer: &mut B, plan: &Plan<'_>) -> Option<()>
+    pub(super) fn one<A: ExecutedFamily, B: Buffer>(&mut self, buffer: &mut B, plan: &Plan, exit: &Exit) -> Option<()>
     where
         O: Observe<B>,
     {
         let (index, direction) = plan.flow.entry();
         let flow = A::hot(&mut self.tables).flows.get(index)?;
-        let (shape, exit) = (plan.shape, plan.exit);
+        let shape = plan.shape;
         if shape.operations & operation::ENCAPSULATE != 0 {
-            into_tunnel::<A>(self.snapshot, self.identifications, buffer, plan, flow)?;
+            into_tunnel::<A>(self.snapshot, self.identifications, buffer, plan, exit, flow)?;
         } else {
             let (network, transport) = A::parts(framed::<A>(buffer, exit, shape.network_offset.into())?);
             if shape.operations & operation::TRANSLATE == 0 {
@@ -99,30 +100,41 @@ impl<O> Executor<'_, O> {
                 buffer.truncate(exit.link_bytes() + usize::from(shape.packet_len));
             }
         }
-        self.leave::<A, B>(buffer, plan);
+        count(self.counters, flow, direction, shape.packet_len);
+        self.show::<A, B>(buffer, plan);
         Some(())
     }
 
-    /// Counts a packet that was written, meters its flow and shows it to the observer.
+    /// Meters the flow of a packet that was written and shows it to the observer.
     #[inline(always)]
-    pub(super) fn leave<A: ExecutedFamily, B: Buffer>(&mut self, buffer: &B, plan: &Plan<'_>)
+    pub(super) fn show<A: ExecutedFamily, B: Buffer>(&mut self, buffer: &B, plan: &Plan)
     where
         O: Observe<B>,
     {
         let (index, direction) = plan.flow.entry();
         let HotFlows { flows, meters, .. } = A::hot(&mut self.tables);
         let Some(flow) = flows.get(index) else { return };
-        if let Some(counters) = self.counters.get(BackendId::counter_slot(flow.backend()).index()) {
-            counters.forwarded(direction == Direction::ToClient, plan.shape.packet_len);
-        }
         if O::METERS {
             meters.count(index, direction, plan.shape.packet_len);
         }
-        self.observer.observe(buffer, PacketOutcome::Forward(plan.exit.port), || {
+        self.observer.observe(buffer, PacketOutcome::Forward(PortIndex(plan.shape.port)), || {
             let Tuple { destination, destination_port: port, protocol, .. } =
                 flow.key(Direction::ToBackend).tuple(plan.shape.protocol());
             Some(PacketFlow { vip: destination.ip(), port, protocol, backend: BackendId::unpacked(flow.backend()) })
         });
+    }
+}
+
+/// Counts a packet that leaves.
+#[inline(always)]
+pub(super) fn count<K: TupleKey>(
+    counters: &[BackendCounters; COUNTER_SLOTS],
+    flow: &HotFlow<K>,
+    direction: Direction,
+    packet_len: u16,
+) {
+    if let Some(counters) = counters.get(BackendId::counter_slot(flow.backend()).index()) {
+        counters.forwarded(direction == Direction::ToClient, packet_len);
     }
 }
 
@@ -162,14 +174,15 @@ fn into_tunnel<A: ExecutedFamily>(
     snapshot: &Snapshot,
     identifications: &mut Identifications,
     buffer: &mut impl Buffer,
-    plan: &Plan<'_>,
+    plan: &Plan,
+    exit: &Exit,
     flow: &HotFlow<A::Key>,
 ) -> Option<()> {
     let shape = plan.shape;
     let backend = flow.key(Direction::ToClient).tuple(shape.protocol()).source.ip();
     let mode = if shape.operations & operation::IN_UDP == 0 { FlowMode::Ipip } else { FlowMode::Gue };
-    let outer = Outer::towards(backend, mode, plan.exit, plan.hash, &snapshot.tunnels)?;
+    let outer = Outer::towards(backend, mode, exit, plan.hash, &snapshot.tunnels)?;
     let identification = outer.identification(shape.may_fragment(), shape.protocol(), identifications);
     let inner = InnerPacket { network_offset: shape.network_offset.into(), packet_len: shape.packet_len, identification };
-    encapsulate::<A>(buffer, inner, &outer, plan.exit).then_some(())
+    encapsulate::<A>(buffer, inner, &outer, exit).then_some(())
 }

@@ -25,7 +25,7 @@ pub(super) mod operation {
     pub(in crate::forward) const IN_UDP: u8 = 8;
 }
 
-/// The plan of a packet. 32 bytes:
+/// The plan of a packet. 24 bytes:
 ///
 /// | bytes | what | filled by |
 /// |---|---|---|
@@ -33,27 +33,26 @@ pub(super) mod operation {
 /// | 8 to 15 | length, offset, port, kind, padding, operations | recognition; port and operations by the decision |
 /// | 16 to 19 | flow and direction | the lookup |
 /// | 20 to 23 | link of arrival | recognition |
-/// | 24 to 31 | exit: Ethernet header, MTU | the decision |
 ///
-/// The counter and the difference of checksums are in the flow, whose line is in the cache by then.
+/// The exit stands beside the plan until the packet is written. The counter and the difference of checksums are in the flow,
+/// whose line is in the cache by then.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Plan<'s> {
+pub(super) struct Plan {
     pub(super) hash: u64,
     /// Beside the hash, so that one store sets both.
     pub(super) shape: Shape,
     pub(super) flow: Candidate,
     pub(super) link: Link,
-    pub(super) exit: &'s Exit,
 }
 
-const _: () = assert!(size_of::<Plan<'static>>() == 32);
+const _: () = assert!(size_of::<Plan>() == 24);
 const _: () = assert!(Shape::UDP == UDP_SIGNAL && UDP_SIGNAL < Shape::V4);
 
-impl<'s> Plan<'s> {
+impl Plan {
     /// A packet of which nothing is known.
     pub(super) fn unknown() -> Self {
-        Self { hash: 0, shape: Shape::UNKNOWN, flow: Candidate::NONE, link: PortIndex(0).into(), exit: &Exit::NOWHERE }
+        Self { hash: 0, shape: Shape::UNKNOWN, flow: Candidate::NONE, link: PortIndex(0).into() }
     }
 
     /// The hash and the shape as bytes.
@@ -72,8 +71,8 @@ impl<'s> Plan<'s> {
 
     /// Plans that the packet leaves by an exit.
     #[inline(always)]
-    pub(super) fn leaves(&mut self, exit: &'s Exit, operations: u8) {
-        (self.exit, self.shape.port, self.shape.operations) = (exit, exit.port.0, operations);
+    pub(super) fn leaves(&mut self, exit: &Exit, operations: u8) {
+        (self.shape.port, self.shape.operations) = (exit.port.0, operations);
     }
 
     /// Whether the packet leaves.

@@ -127,6 +127,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             identifications: Identifications::new(parts.seed, (worker, workers), blocks),
             limiter: AnswerLimiter::new(parts.seed),
             neighbour_requests: parts.neighbour_requests,
+            plans: fast::plans(),
             last_bursts,
             avx2: Avx2::detect(),
             opening_backends: fast::OpeningBackends::new(),

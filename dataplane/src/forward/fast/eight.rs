@@ -6,13 +6,11 @@
 //!
 //! Not here: how one packet is planned (`hits`) and written (`forward::execute`).
 
-use std::marker::PhantomData;
-
 use super::super::plan::{Plan, operation};
 use super::hits::{Hit, Hits, operations_of};
 use super::opens;
 use crate::flow::{Candidate, Direction, FlowMode, HotFlow, HotFlows, SeenWords, Tick};
-use crate::forward::execute::{ExecutedFamily, Executor};
+use crate::forward::execute::{ExecutedFamily, Executor, count};
 use crate::forward::observer::Observe;
 use crate::forward::rewrite::outers::{self, EightOuters};
 use crate::forward::rewrite::translate::EightOfFlows;
@@ -28,7 +26,7 @@ pub(super) struct ForwardPart<'e, 'p, 's, B, O> {
     /// Flows, by [`Plan::flow_bit`], of which a packet was left.
     pub(super) left: &'e mut u64,
     pub(super) part: &'p mut [B],
-    pub(super) plans: &'p mut [Plan<'s>],
+    pub(super) plans: &'p mut [Plan],
 }
 
 /// Packets of a part that are not planned yet, but may be: positions as bits.
@@ -40,65 +38,31 @@ pub(super) struct Unplanned {
     pub(super) of_other_flows: u32,
 }
 
-impl<B: Buffer, O: Observe<B>> ForwardPart<'_, '_, '_, B, O> {
-    /// Plans and writes the packets.
-    #[inline(never)]
-    pub(super) fn run(self, avx2: Option<Avx2>) -> Unplanned {
+impl<B: Buffer, O: Observe<B>> Vectorised for ForwardPart<'_, '_, '_, B, O> {
+    type Output = Unplanned;
+
+    #[inline(always)]
+    fn run(self, avx2: Avx2) -> Unplanned {
         let Self { hits, mut executor, left, part, plans } = self;
-        let mut unplanned = Unplanned::default();
-        let Some(avx2) = avx2 else {
-            executor.each(hits, left, part, plans, 0, &mut unplanned);
-            return unplanned;
-        };
         let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks_mut(), plans.as_chunks_mut());
-        let mut done = 0;
-        while done < groups.len() {
-            let first = of_groups[done][0].shape;
-            let (groups_left, plans_left) = (&mut groups[done..], &mut of_groups[done..]);
-            let run = Run { hits, executor: &mut executor, left: *left, groups: groups_left, plans: plans_left };
-            done += match (first.family(), usize::from(first.network_offset) == TAGGED) {
-                (Shape::V4, false) => avx2.run(ForwardRun::<u32, UNTAGGED, _, _>(run, PhantomData)),
-                (Shape::V6, false) => avx2.run(ForwardRun::<u128, UNTAGGED, _, _>(run, PhantomData)),
-                (Shape::V4, true) => avx2.run(ForwardRun::<u32, TAGGED, _, _>(run, PhantomData)),
-                (Shape::V6, true) => avx2.run(ForwardRun::<u128, TAGGED, _, _>(run, PhantomData)),
-                _ => 0,
-            };
-            if done < groups.len() {
-                executor.each(hits, left, &mut groups[done], &mut of_groups[done], done * LANES, &mut unplanned);
-                done += 1;
+        let (mut unplanned, mut position) = (Unplanned::default(), 0);
+        for (group, plans) in groups.iter_mut().zip(of_groups) {
+            if !executor.eight(avx2, hits, *left, group, plans) {
+                executor.each(hits, left, group, plans, position, &mut unplanned);
             }
+            position += LANES;
         }
-        executor.each(hits, left, rest, of_rest, done * LANES, &mut unplanned);
+        executor.each(hits, left, rest, of_rest, position, &mut unplanned);
         unplanned
     }
 }
 
-/// Groups of eight packets.
-struct Run<'r, 'e, 's, B, O> {
-    hits: &'r Hits<'s>,
-    executor: &'r mut Executor<'e, O>,
-    left: u64,
-    groups: &'r mut [[B; LANES]],
-    plans: &'r mut [[Plan<'s>; LANES]],
-}
-
-/// Groups of which the first has packets of a family at the offset `AT`.
-struct ForwardRun<'r, 'e, 's, A, const AT: usize, B, O>(Run<'r, 'e, 's, B, O>, PhantomData<A>);
-
-impl<A: ExecutedFamily, const AT: usize, B: Buffer, O: Observe<B>> Vectorised for ForwardRun<'_, '_, '_, A, AT, B, O> {
-    type Output = usize;
-
-    /// Plans and writes groups, up to one of which the packets are not alike or do not all leave. Returns their number.
-    #[inline(always)]
-    fn run(self, avx2: Avx2) -> usize {
-        let Run { hits, executor, left, groups, plans } = self.0;
-        for (number, (group, plans)) in groups.iter_mut().zip(plans).enumerate() {
-            let is_behind = left != 0 && plans.iter().any(|plan| left & plan.flow_bit() != 0);
-            if is_behind || !executor.alike::<A, AT, B>(avx2, hits, group, plans) {
-                return number;
-            }
-        }
-        groups.len()
+impl<B: Buffer, O: Observe<B>> ForwardPart<'_, '_, '_, B, O> {
+    /// The same one packet at a time.
+    pub(super) fn one_by_one(mut self) -> Unplanned {
+        let mut unplanned = Unplanned::default();
+        self.executor.each(self.hits, self.left, self.part, self.plans, 0, &mut unplanned);
+        unplanned
     }
 }
 
@@ -110,7 +74,7 @@ impl<O> Executor<'_, O> {
         hits: &Hits<'s>,
         left: &mut u64,
         part: &mut [B],
-        plans: &mut [Plan<'s>],
+        plans: &mut [Plan],
         position: usize,
         unplanned: &mut Unplanned,
     ) where
@@ -124,7 +88,7 @@ impl<O> Executor<'_, O> {
                 _ => self.forward::<u128, B>(hits, buffer, plan),
             };
             match hit {
-                Hit::Planned => {}
+                Hit::Planned(_) => {}
                 Hit::OtherFlow => unplanned.of_other_flows |= 1 << position,
                 Hit::Stays if plan.flow == Candidate::NONE && opens(plan.shape) => unplanned.opening |= 1 << position,
                 Hit::Stays => *left |= plan.flow_bit(),
@@ -138,36 +102,62 @@ impl<O> Executor<'_, O> {
         &mut self,
         hits: &Hits<'s>,
         buffer: &mut B,
-        plan: &mut Plan<'s>,
-    ) -> Hit
+        plan: &mut Plan,
+    ) -> Hit<'s>
     where
         O: Observe<B>,
     {
         let hit = hits.plan::<A>(A::hot(&mut self.tables), buffer.bytes(), plan);
-        if hit == Hit::Planned && self.one::<A, B>(buffer, plan).is_none() {
+        if let Hit::Planned(exit) = hit
+            && self.one::<A, B>(buffer, plan, exit).is_none()
+        {
             plan.shape.port = Shape::STAYS;
             return Hit::Stays;
         }
         hit
     }
 
-    /// Plans and writes eight packets. Returns false, and leaves them as they are, unless they are of the family, at the offset
-    /// `AT`, of flows in one mode, and all leave.
+    /// Plans and writes eight packets. Returns false, and leaves them as they are, unless they are alike and all leave.
+    #[inline(always)]
+    fn eight<'s, B: Buffer>(
+        &mut self,
+        avx2: Avx2,
+        hits: &Hits<'s>,
+        left: u64,
+        group: &mut [B; LANES],
+        plans: &mut [Plan; LANES],
+    ) -> bool
+    where
+        O: Observe<B>,
+    {
+        let [first, ..] = &*plans;
+        let (family, is_tagged) = (first.shape.family(), usize::from(first.shape.network_offset) == TAGGED);
+        let shapes = Shapes::of(avx2, plans);
+        if !shapes.agree(avx2) || left != 0 && plans.iter().any(|plan| left & plan.flow_bit() != 0) {
+            return false;
+        }
+        match (family, is_tagged) {
+            (Shape::V4, false) => self.alike::<u32, UNTAGGED, B>(avx2, hits, &shapes, group, plans),
+            (Shape::V6, false) => self.alike::<u128, UNTAGGED, B>(avx2, hits, &shapes, group, plans),
+            (Shape::V4, true) => self.alike::<u32, TAGGED, B>(avx2, hits, &shapes, group, plans),
+            (Shape::V6, true) => self.alike::<u128, TAGGED, B>(avx2, hits, &shapes, group, plans),
+            _ => false,
+        }
+    }
+
+    /// The same for packets of one family at the offset `AT`.
     #[inline(always)]
     fn alike<'s, A: ExecutedFamily, const AT: usize, B: Buffer>(
         &mut self,
         avx2: Avx2,
         hits: &Hits<'s>,
+        shapes: &Shapes,
         group: &mut [B; LANES],
-        plans: &mut [Plan<'s>; LANES],
+        plans: &mut [Plan; LANES],
     ) -> bool
     where
         O: Observe<B>,
     {
-        let shapes = &Shapes::of(avx2, plans);
-        if shapes.are_of(avx2, A::KIND).bits() != u8::MAX {
-            return false;
-        }
         let HotFlows { flows, routes, .. } = &*A::hot(&mut self.tables);
         let Some(first) = flows.first() else { return false };
         let (is_udp, is_renumbered) = (shapes.are_udp(avx2), shapes.may_fragment(avx2));
@@ -211,16 +201,19 @@ impl<O> Executor<'_, O> {
             }
         }
         let not_seen_now = live.not_seen_now;
-        for (plan, exit) in plans.iter_mut().zip(exits) {
-            plan.leaves(exit, operations);
+        for (lane, plan) in plans.iter_mut().enumerate() {
+            plan.leaves(exits[lane], operations);
+            count(self.counters, eight.flows[lane], eight.directions[lane], plan.shape.packet_len);
         }
         if shapes.any_padded(avx2) {
             for (buffer, plan) in group.iter_mut().zip(&*plans) {
                 buffer.truncate(at + usize::from(plan.shape.packet_len));
             }
         }
-        for (buffer, plan) in group.iter().zip(&*plans) {
-            self.leave::<A, B>(buffer, plan);
+        if O::OBSERVES || O::METERS {
+            for (buffer, plan) in group.iter().zip(&*plans) {
+                self.show::<A, B>(buffer, plan);
+            }
         }
         if not_seen_now != 0 {
             see(A::hot(&mut self.tables).flows, plans, not_seen_now, hits.now);
@@ -241,7 +234,7 @@ struct Tunnelled<'e, A: ExecutedFamily> {
 impl<A: ExecutedFamily> Tunnelled<'_, A> {
     /// Puts outer headers before the packets. Returns false, and leaves them as they are, where that takes a longer look.
     #[inline(always)]
-    fn write<const IN_UDP: bool, B: Buffer>(&self, avx2: Avx2, group: &mut [B; LANES], plans: &[Plan<'_>; LANES]) -> bool {
+    fn write<const IN_UDP: bool, B: Buffer>(&self, avx2: Avx2, group: &mut [B; LANES], plans: &[Plan; LANES]) -> bool {
         let Self { tunnels, shapes, eight, read, exits } = *self;
         let of_port = A::tunnel_sources(tunnels, exits[0].port);
         let is_to_other_family = |flow: &&HotFlow<A::Key>| flow.key(Direction::ToClient).has_no_source();
@@ -297,7 +290,7 @@ fn write_links<const AT: usize, H: Head>(starts: &mut Starts<'_, AT, H>, exits: 
 
 /// Marks the flows of some packets as seen.
 #[inline(never)]
-fn see<K: TupleKey>(flows: &mut [HotFlow<K>], plans: &[Plan<'_>; LANES], lanes: u8, now: Tick) {
+fn see<K: TupleKey>(flows: &mut [HotFlow<K>], plans: &[Plan; LANES], lanes: u8, now: Tick) {
     for (_, plan) in (0..).zip(plans).filter(|(lane, _)| lanes >> lane & 1 != 0) {
         if let Some(flow) = flows.get_mut(plan.flow.entry().0) {
             flow.see(now);
@@ -344,20 +337,26 @@ struct Shapes {
     entropy: Lanes,
     /// [`Shape::kind`] (bits 0 to 7), [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`] (from 8 on).
     kinds: Lanes,
+    /// The words of the first packet.
+    first: [u32; 2],
 }
 
 impl Shapes {
     #[inline(always)]
-    fn of(avx2: Avx2, plans: &[Plan<'_>; LANES]) -> Self {
+    fn of(avx2: Avx2, plans: &[Plan; LANES]) -> Self {
         let [_, entropy, places, kinds] = avx2.columns(plans.each_ref().map(Plan::row));
-        Self { places, entropy, kinds }
+        let Shape { kind, network_offset, .. } = plans[0].shape;
+        Self { places, entropy, kinds, first: [kind.into(), network_offset.into()] }
     }
 
-    /// All ones where the kind has all these bits.
+    /// Whether the packets are of one family, at one offset.
     #[inline(always)]
-    fn are_of(&self, avx2: Avx2, kind: u8) -> Lanes {
-        let bits = avx2.splat(kind.into());
-        (self.kinds & bits).equals(bits)
+    fn agree(&self, avx2: Avx2) -> bool {
+        let [kind, offset] = self.first;
+        let family = avx2.splat(Shape::FAMILY.into());
+        let same_family = (self.kinds & family).equals(avx2.splat(kind) & family);
+        let same_place = (self.places & avx2.splat(0xff << 16)).equals(avx2.splat(offset << 16));
+        (same_family & same_place).bits() == u8::MAX
     }
 
     /// Bytes of the packets.
@@ -369,7 +368,8 @@ impl Shapes {
     /// All ones for packets of UDP.
     #[inline(always)]
     fn are_udp(&self, avx2: Avx2) -> Lanes {
-        self.are_of(avx2, Shape::UDP)
+        let bit = avx2.splat(Shape::UDP.into());
+        (self.kinds & bit).equals(bit)
     }
 
     /// All ones for packets that routers may fragment.

@@ -14,7 +14,7 @@ use super::super::plan::Plan;
 use super::recognise::Recognition;
 use super::turns::PART_MAX;
 use super::unrecognised::UnrecognisedAddresses;
-use super::{LastBurst, Plans, prefetch_frames};
+use super::{LastBurst, prefetch_frames};
 use crate::flow::Candidate;
 use crate::forward::engine::{Engine, Ingress};
 use crate::forward::observer::Observe;
@@ -39,7 +39,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Leaves the packets of such flows: they go the way of the fragments.
     #[inline(never)]
-    pub(super) fn leave_fragmented(&mut self, plans: &mut [Plan<'_>], now_ns: u64) {
+    pub(super) fn leave_fragmented(&mut self, plans: &mut [Plan], now_ns: u64) {
         let Some(peers) = &mut self.egress.peers else { return };
         let flows = peers.fragmented_flows();
         for plan in plans.iter_mut().filter(|plan| plan.shape.family() != 0) {
@@ -59,7 +59,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         last_burst: LastBurst,
         recognition: &mut Recognition<'s>,
         burst: &mut Burst<P::Buffer>,
-        plans: &mut Plans<'s>,
+        plans: &mut [Plan],
     ) {
         recognition.prefetches_tags = false;
         prefetch_frames(&burst[..burst.len().min(PART_MAX)], last_burst);
@@ -72,7 +72,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             UnrecognisedAddresses::none().hold_back(burst, plans);
         }
         if self.has_fragmented(at.arrival) {
-            self.leave_fragmented(plans, at.arrival.now_ns);
+            self.leave_fragmented(&mut plans[..burst.len()], at.arrival.now_ns);
         }
         let owners = self.other_owners(at, burst, plans);
         let mut kept = 0;
@@ -86,12 +86,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 Some(owner) => self.egress.hand_over(owner, HandoverTask::Decide, at.arrival, buffer, &mut self.tally),
             }
         }
-        plans.truncate(kept);
     }
 
     /// The other workers that get the packets of a burst, up to the first that was not recognised.
     #[inline(always)]
-    fn other_owners(&mut self, at: Ingress<'_>, burst: &[P::Buffer], plans: &[Plan<'_>]) -> [Option<WorkerId>; BURST] {
+    fn other_owners(&mut self, at: Ingress<'_>, burst: &[P::Buffer], plans: &[Plan]) -> [Option<WorkerId>; BURST] {
         let mut owners = [None; BURST];
         let known = burst.iter().zip(plans).take_while(|(_, plan)| plan.shape.family() != 0);
         let known = owners.iter_mut().zip(known);
@@ -112,7 +111,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Hands a recognised packet that has no flow here to the worker that owns it. Returns the packet if that is this one,
     /// or if it takes a longer look to tell.
     #[inline(never)]
-    pub(super) fn keep_or_hand_over(&mut self, at: Ingress<'_>, buffer: P::Buffer, plan: &Plan<'_>) -> Option<P::Buffer> {
+    pub(super) fn keep_or_hand_over(&mut self, at: Ingress<'_>, buffer: P::Buffer, plan: &Plan) -> Option<P::Buffer> {
         let owner = if plan.flow == Candidate::NONE { self.owner(at, &buffer, plan) } else { None };
         let Some(owner) = owner else { return Some(buffer) };
         self.egress.hand_over(owner, HandoverTask::Decide, at.arrival, buffer, &mut self.tally);
@@ -121,7 +120,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// The other worker that gets a packet; `None` for one of this worker, or one that was not recognised.
     #[inline(always)]
-    fn owner(&mut self, at: Ingress<'_>, buffer: &P::Buffer, plan: &Plan<'_>) -> Option<WorkerId> {
+    fn owner(&mut self, at: Ingress<'_>, buffer: &P::Buffer, plan: &Plan) -> Option<WorkerId> {
         match plan.shape.family() {
             Shape::V4 => self.owner_of::<u32>(at, buffer, plan),
             Shape::V6 => self.owner_of::<u128>(at, buffer, plan),
@@ -130,7 +129,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     #[inline(always)]
-    fn owner_of<A: PlainFamily>(&mut self, at: Ingress<'_>, buffer: &P::Buffer, plan: &Plan<'_>) -> Option<WorkerId> {
+    fn owner_of<A: PlainFamily>(&mut self, at: Ingress<'_>, buffer: &P::Buffer, plan: &Plan) -> Option<WorkerId> {
         let tuple = tuple_of::<A>(buffer, plan)?;
         let owner = self.other_owner(at, plan, &tuple)?;
         self.observe_queue(at.arrival, buffer, plan, &tuple);
@@ -139,14 +138,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// The other worker that owns the flow of a recognised packet; `None` if this one does.
     #[inline(never)] // so that a single worker does not pay for it
-    pub(super) fn other_owner<A: Address>(&mut self, at: Ingress<'_>, plan: &Plan<'_>, tuple: &Tuple<A>) -> Option<WorkerId> {
+    pub(super) fn other_owner<A: Address>(&mut self, at: Ingress<'_>, plan: &Plan, tuple: &Tuple<A>) -> Option<WorkerId> {
         other_owner(self.peers_for(at.arrival)?, at.snapshot, tuple, plan.hash)
     }
 
     /// Compares the queue that a packet came by with its owner, if its kind is not proven yet: for packets that are not left
     /// in the burst.
     #[inline(always)]
-    pub(super) fn observe_queue<A: Address>(&mut self, arrival: Arrival, buffer: &P::Buffer, plan: &Plan<'_>, tuple: &Tuple<A>) {
+    pub(super) fn observe_queue<A: Address>(&mut self, arrival: Arrival, buffer: &P::Buffer, plan: &Plan, tuple: &Tuple<A>) {
         if let Some(peers) = self.peers_for(arrival) {
             let tag_bytes = usize::from(plan.shape.network_offset).saturating_sub(UNTAGGED);
             observe_plain(peers, plan.link.port(), tag_bytes, buffer, tuple);
@@ -162,12 +161,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
 /// Addresses, ports and protocol of a recognised packet.
 #[inline(always)]
-fn tuple_of<A: PlainFamily>(buffer: &impl Buffer, plan: &Plan<'_>) -> Option<Tuple<A>> {
+fn tuple_of<A: PlainFamily>(buffer: &impl Buffer, plan: &Plan) -> Option<Tuple<A>> {
     tuple_at(buffer.bytes(), plan.shape.network_offset.into(), plan.shape.protocol())
 }
 
 /// The other worker that owns the flow of a recognised packet; `None` if this one does.
 #[inline(always)]
-fn other_owner_of<A: PlainFamily, B: Buffer>(peers: &Peers<B>, at: Ingress<'_>, buffer: &B, plan: &Plan<'_>) -> Option<WorkerId> {
+fn other_owner_of<A: PlainFamily, B: Buffer>(peers: &Peers<B>, at: Ingress<'_>, buffer: &B, plan: &Plan) -> Option<WorkerId> {
     other_owner(peers, at.snapshot, &tuple_of::<A>(buffer, plan)?, plan.hash)
 }

@@ -34,10 +34,10 @@ pub(super) fn operations_of<K: TupleKey>(flow: &HotFlow<K>) -> u8 {
 }
 
 /// What became of a packet.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hit {
-    /// It leaves.
-    Planned,
+#[derive(Clone, Copy)]
+pub(super) enum Hit<'s> {
+    /// It leaves by this exit.
+    Planned(&'s Exit),
     /// It stays: it has no flow here, may change it, or needs a longer look.
     Stays,
     /// The tag in the index was that of another flow.
@@ -69,7 +69,7 @@ impl<'s> Hits<'s> {
 
     /// Plans one packet by its candidate.
     #[inline(always)]
-    pub(super) fn plan<A: ExecutedFamily>(&self, flows: &mut HotFlows<'_, A::Key>, frame: &[u8], plan: &mut Plan<'s>) -> Hit {
+    pub(super) fn plan<A: ExecutedFamily>(&self, flows: &mut HotFlows<'_, A::Key>, frame: &[u8], plan: &mut Plan) -> Hit<'s> {
         let (index, direction) = plan.flow.entry();
         let HotFlows { flows, routes: to_clients, .. } = flows;
         let Some(flow) = flows.get_mut(index) else { return Hit::Stays };
@@ -98,7 +98,7 @@ impl<'s> Hits<'s> {
         }
         flow.see(self.now);
         plan.leaves(exit, operations);
-        Hit::Planned
+        Hit::Planned(exit)
     }
 
     /// Bytes of the outer headers towards the backend of a flow; `None` where there can be none, or to the other family.
@@ -118,7 +118,7 @@ impl<'s> Hits<'s> {
         &self,
         flow: &HotFlow<A::Key>,
         to_clients: ClientRoutes<'_>,
-        plan: &Plan<'_>,
+        plan: &Plan,
     ) -> Option<&'s Exit> {
         let (index, direction) = plan.flow.entry();
         if !ADMISSION.admits(flow.mode_and_state(), plan.shape.signal(), direction) {

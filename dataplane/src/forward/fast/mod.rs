@@ -28,8 +28,6 @@ mod unrecognised;
 
 use std::cell::Cell;
 
-use arrayvec::ArrayVec;
-
 use super::engine::{Engine, Ingress};
 use super::execute::{Executor, HotTables};
 use super::observer::Observe;
@@ -55,8 +53,10 @@ const OTHERS_PART: usize = 4;
 /// One packet in this many of a burst tells what the next one should prefetch.
 const SAMPLED: usize = 8;
 
-/// The plans of the packets of a burst.
-type Plans<'s> = ArrayVec<Plan<'s>, BURST>;
+/// The plans of the packets of a burst, kept to be used again.
+pub(super) fn plans() -> Box<[Plan]> {
+    vec![Plan::unknown(); BURST].into()
+}
 
 /// What the last burst of a port needed from memory, for the prefetches of the next one: nothing else depends on it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,7 +94,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
         let reads_routes = Cell::new(false);
         let hits = Hits::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest(), &reads_routes);
-        let mut plans: Plans<'_> = burst.iter().map(|_| Plan::unknown()).collect();
+        let mut kept = std::mem::take(&mut self.plans);
+        let plans = &mut *kept;
         let mut progress = Progress {
             recognition: Recognition::new(snapshot, arrival.link),
             unrecognised: UnrecognisedAddresses::none(),
@@ -105,7 +106,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let received = burst.len();
         let are_own = last_burst.has_others && self.may_be_of_others(arrival);
         if are_own {
-            self.keep_own(at, last_burst, &mut progress.recognition, burst, &mut plans);
+            self.keep_own(at, last_burst, &mut progress.recognition, burst, plans);
         }
         let turns = Turns::new(burst.len(), snapshot.backends.are_many());
         for turn in 0..turns.count() {
@@ -113,12 +114,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 if are_own {
                     prefetch_tags(&self.tables, &plans[turns.part(number)]);
                 } else {
-                    self.recognise_part(at, last_burst, turns, number, &mut progress, burst, &mut plans);
+                    self.recognise_part(at, last_burst, turns, number, &mut progress, burst, plans);
                 }
             }
             if let Some(number) = turns.located(turn) {
                 let plans = &mut plans[turns.part(number)];
-                progress.away[number] = locate(self.avx2, &self.tables, last_burst.reads_routes, plans);
+                let families = progress.recognition.families;
+                progress.away[number] = locate(self.avx2, &self.tables, families, last_burst.reads_routes, plans);
                 if O::METERS {
                     prefetch_meters(&self.tables, plans);
                 }
@@ -135,10 +137,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             }
         }
         // A few packets tell what the next burst should prefetch.
+        let plans = &plans[..burst.len()];
         let samples = plans.iter().step_by(SAMPLED);
         let (kinds, operations) =
             samples.fold((0, 0), |(kinds, operations), plan| (kinds | plan.shape.kind, operations | plan.shape.operations));
-        let handed_over = received - burst.len() + self.send_known(at, are_own, burst, &plans);
+        let handed_over = received - burst.len() + self.send_known(at, are_own, burst, plans);
         // They were counted as packets of known flows.
         let opened = progress.openings.opened();
         self.tally.hits -= opened;
@@ -150,6 +153,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             };
             *last_burst = LastBurst { kinds, operations, reads_routes: reads_routes.get(), has_others };
         }
+        self.plans = kept;
     }
 
     /// Recognises a part, whose frames are prefetched before; those of the next part now.
@@ -163,7 +167,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         number: usize,
         progress: &mut Progress<'s>,
         burst: &[P::Buffer],
-        plans: &mut [Plan<'s>],
+        plans: &mut [Plan],
     ) {
         let part = turns.part(number);
         if number == 0 {
@@ -188,17 +192,19 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         hits: &Hits<'s>,
         progress: &mut Progress<'s>,
         part: &mut [P::Buffer],
-        plans: &mut [Plan<'s>],
+        plans: &mut [Plan],
     ) {
         let (avx2, left) = (self.avx2, &mut progress.left);
         let work = ForwardPart { hits, executor: self.executor(snapshot), left, part, plans };
-        let unplanned = work.run(avx2);
+        let unplanned = match avx2 {
+            Some(avx2) => avx2.run(work),
+            None => work.one_by_one(),
+        };
         if unplanned.of_other_flows != 0 {
             self.forward_by_search(snapshot, hits, left, unplanned.of_other_flows, part, plans);
         }
         if unplanned.opening != 0 {
-            let opened = self.open_part(&mut progress.openings, left, unplanned.opening, part, plans);
-            self.write_opened(snapshot, opened, part, plans);
+            self.open_part(&mut progress.openings, left, unplanned.opening, part, plans);
         }
     }
 
@@ -212,7 +218,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         left: &mut u64,
         positions: u32,
         part: &mut [P::Buffer],
-        plans: &mut [Plan<'s>],
+        plans: &mut [Plan],
     ) {
         for position in SetBits(positions) {
             let (buffer, plan) = (&mut part[position], &mut plans[position]);
@@ -233,28 +239,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                     }
                 }
             };
-            *left |= if hit == Hit::Planned { 0 } else { plan.flow_bit() };
-        }
-    }
-
-    /// Writes packets that have opened connections.
-    #[inline(never)]
-    fn write_opened<'s>(&mut self, snapshot: &'s Snapshot, opened: u32, part: &mut [P::Buffer], plans: &mut [Plan<'s>]) {
-        let mut executor = self.executor(snapshot);
-        for position in SetBits(opened) {
-            let (buffer, plan) = (&mut part[position], &mut plans[position]);
-            let is_written = match plan.shape.family() {
-                Shape::V4 => executor.one::<u32, _>(buffer, plan),
-                _ => executor.one::<u128, _>(buffer, plan),
-            };
-            if is_written.is_none() {
-                plan.shape.port = Shape::STAYS;
-            }
+            *left |= if matches!(hit, Hit::Planned(_)) { 0 } else { plan.flow_bit() };
         }
     }
 
     #[inline(always)]
-    fn executor<'e>(&'e mut self, snapshot: &'e Snapshot) -> Executor<'e, O> {
+    pub(super) fn executor<'e>(&'e mut self, snapshot: &'e Snapshot) -> Executor<'e, O> {
         Executor {
             snapshot,
             tables: HotTables::of(&mut self.tables, O::METERS),
@@ -266,7 +256,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Prefetches what is known of the backends of the probable flows, and their counters.
     #[inline(never)]
-    fn prefetch_backends(&mut self, snapshot: &Snapshot, plans: &[Plan<'_>]) {
+    fn prefetch_backends(&mut self, snapshot: &Snapshot, plans: &[Plan]) {
         let (exits, counters) = (snapshot.backends.exits(), self.counters.all_slots());
         let tables = HotTables::of(&mut self.tables, false);
         for plan in plans {
@@ -284,7 +274,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Sends what was written, hands over what other workers own, and keeps the rest in the burst. Returns the number of
     /// packets that were handed over. `are_own`: no packet is of another worker.
-    fn send_known(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan<'_>]) -> usize {
+    fn send_known(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan]) -> usize {
         match plans {
             [first, rest @ ..] if first.is_planned() && rest.iter().all(|plan| plan.shape.port == first.shape.port) => {
                 self.tally.hits += burst.len() as u64;
@@ -296,7 +286,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     #[inline(never)]
-    fn send_some(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan<'_>]) -> usize {
+    fn send_some(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan]) -> usize {
         let mut may_hand_over = self.egress.peers.is_some() && !are_own;
         let (mut rest, mut sent, all) = (Burst::new(), 0, burst.len());
         for (buffer, plan) in burst.drain(..).zip(plans) {
@@ -341,14 +331,16 @@ fn prefetch_frames<B: Buffer>(burst: &[B], last_burst: LastBurst) {
 const END_V6: isize = (head::UNTAGGED + size_of::<head::HeadV6>() - 1) as isize;
 
 /// Packets whose probable flows are found and prefetched.
-struct Locate<'a, 's> {
+struct Locate<'a> {
     tables: &'a FlowTables,
+    /// The families that are among the packets.
+    families: u8,
     /// Whether routes to clients are prefetched too.
     with_routes: bool,
-    plans: &'a mut [Plan<'s>],
+    plans: &'a mut [Plan],
 }
 
-impl Vectorised for Locate<'_, '_> {
+impl Vectorised for Locate<'_> {
     type Output = u32;
 
     /// Returns the positions, as bits, of those that may be found in another line of tags, which is prefetched.
@@ -358,31 +350,40 @@ impl Vectorised for Locate<'_, '_> {
     }
 }
 
-impl Locate<'_, '_> {
+impl Locate<'_> {
     #[inline(always)]
     fn by_any_processor(self) -> u32 {
-        let Self { tables, with_routes, plans } = self;
+        let Self { tables, families, with_routes, plans } = self;
         let (v4, v6) = (tables.v4.candidates(with_routes), tables.v6.candidates(with_routes));
-        let mut away = 0;
-        for (position, plan) in plans.iter_mut().enumerate() {
-            let candidate = match plan.shape.family() {
+        // The flows of packets that are not recognised do not matter.
+        match families {
+            Shape::V4 => located(plans, |plan| v4.of(plan.hash)),
+            Shape::V6 => located(plans, |plan| v6.of(plan.hash)),
+            _ => located(plans, |plan| match plan.shape.family() {
                 Shape::V4 => v4.of(plan.hash),
-                Shape::V6 => v6.of(plan.hash),
-                _ => Some(Candidate::NONE),
-            };
-            plan.flow = candidate.unwrap_or_else(|| {
-                away |= 1 << position;
-                Candidate::AWAY
-            });
+                _ => v6.of(plan.hash),
+            }),
         }
-        away
     }
+}
+
+/// Sets the probable flow of each packet. Returns the positions of those that may be found in another line.
+#[inline(always)]
+fn located(plans: &mut [Plan], candidate: impl Fn(&Plan) -> Option<Candidate>) -> u32 {
+    let mut away = 0;
+    for (position, plan) in plans.iter_mut().enumerate() {
+        plan.flow = candidate(plan).unwrap_or_else(|| {
+            away |= 1 << position;
+            Candidate::AWAY
+        });
+    }
+    away
 }
 
 /// Finds the probable flow of each packet and prefetches it, see [`Locate`].
 #[inline(never)]
-fn locate(avx2: Option<Avx2>, tables: &FlowTables, with_routes: bool, plans: &mut [Plan<'_>]) -> u32 {
-    let work = Locate { tables, with_routes, plans };
+fn locate(avx2: Option<Avx2>, tables: &FlowTables, families: u8, with_routes: bool, plans: &mut [Plan]) -> u32 {
+    let work = Locate { tables, families, with_routes, plans };
     match avx2 {
         Some(avx2) => avx2.run(work),
         None => work.by_any_processor(),
@@ -391,7 +392,7 @@ fn locate(avx2: Option<Avx2>, tables: &FlowTables, with_routes: bool, plans: &mu
 
 /// The same for those at positions that [`locate`] returned, a turn later: in a full table one packet in fifteen.
 #[inline(never)]
-fn locate_away(tables: &FlowTables, plans: &mut [Plan<'_>], away: u32) {
+fn locate_away(tables: &FlowTables, plans: &mut [Plan], away: u32) {
     for position in SetBits(away) {
         let plan = &mut plans[position];
         plan.flow = match plan.shape.family() {
@@ -403,7 +404,7 @@ fn locate_away(tables: &FlowTables, plans: &mut [Plan<'_>], away: u32) {
 
 /// Prefetches the lines of tags of packets that were recognised without.
 #[inline(never)]
-fn prefetch_tags(tables: &FlowTables, plans: &[Plan<'_>]) {
+fn prefetch_tags(tables: &FlowTables, plans: &[Plan]) {
     for plan in plans {
         match plan.shape.family() {
             Shape::V4 => tables.v4.prefetch(plan.hash),
@@ -414,7 +415,7 @@ fn prefetch_tags(tables: &FlowTables, plans: &[Plan<'_>]) {
 
 /// Prefetches the meters of the probable flows.
 #[inline(never)]
-fn prefetch_meters(tables: &FlowTables, plans: &[Plan<'_>]) {
+fn prefetch_meters(tables: &FlowTables, plans: &[Plan]) {
     for plan in plans {
         let (index, _) = plan.flow.entry();
         match plan.shape.family() {

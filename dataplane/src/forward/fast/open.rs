@@ -233,30 +233,27 @@ impl<'s, A: Address> Opening<'s, A> {
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Opens the connections of packets at positions of a part. Returns those that are planned; the others are left.
+    /// Opens the connections of packets at positions of a part, and writes these. The others are left.
     #[inline(never)]
     pub(super) fn open_part<'s>(
         &mut self,
         openings: &mut Openings<'s>,
         left: &mut u64,
         positions: u32,
-        part: &[P::Buffer],
-        plans: &mut [Plan<'s>],
-    ) -> u32 {
+        part: &mut [P::Buffer],
+        plans: &mut [Plan],
+    ) {
         let Openings { at, has_peers, v4, v6, opened } = openings;
-        let mut planned = 0;
         let is_v4 = |position: &usize| plans[*position].shape.family() == Shape::V4;
         let of_v4 = SetBits(positions).filter(is_v4).fold(0, |all, position| all | 1_u32 << position);
         if of_v4 != 0 {
             let opening = v4.get_or_insert_with(|| Opening::new(*at, *has_peers));
-            planned |= self.open_family::<u32>(opening, left, of_v4, part, plans);
+            *opened += self.open_family::<u32>(opening, left, of_v4, part, plans);
         }
         if of_v4 != positions {
             let opening = v6.get_or_insert_with(|| Opening::new(*at, *has_peers));
-            planned |= self.open_family::<u128>(opening, left, positions & !of_v4, part, plans);
+            *opened += self.open_family::<u128>(opening, left, positions & !of_v4, part, plans);
         }
-        *opened += u64::from(planned.count_ones());
-        planned
     }
 
     /// The same for the packets of one family.
@@ -266,9 +263,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         opening: &mut Opening<'s, A>,
         left: &mut u64,
         positions: u32,
-        part: &[P::Buffer],
-        plans: &mut [Plan<'s>],
-    ) -> u32 {
+        part: &mut [P::Buffer],
+        plans: &mut [Plan],
+    ) -> u64 {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         // Packets that met here may be of others, and those that begin anew here are.
         let is_left = matches!(opening.at.arrival.origin, Origin::Met | Origin::Begun);
@@ -298,15 +295,18 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         for open in &mut opens {
             open.rooms = [plans[open.position].hash, open.reply_hash].map(|hash| table.room_for(hash));
         }
-        let mut planned = 0;
+        let (snapshot, mut opened) = (opening.at.snapshot, 0);
         for open in &opens {
-            let plan = &mut plans[open.position];
-            match self.begin::<A>(opening.now, open, &part[open.position], plan) {
-                Some(()) => planned |= 1 << open.position,
-                None => *left |= plan.flow_bit(),
+            let (buffer, plan) = (&mut part[open.position], &mut plans[open.position]);
+            if self.begin::<A>(opening.now, open, buffer, plan).is_none() {
+                *left |= plan.flow_bit();
+            } else if self.executor(snapshot).one::<A, _>(buffer, plan, open.exit).is_some() {
+                opened += 1;
+            } else {
+                plan.shape.port = Shape::STAYS;
             }
         }
-        planned
+        opened
     }
 
     /// Chooses backend and SNAT pool for one packet, and adds it to those that may open connections. `None`: it is left.
@@ -314,7 +314,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn choose<'s, A: ExecutedFamily>(
         &mut self,
         position: usize,
-        plan: &Plan<'_>,
+        plan: &Plan,
         buffer: &P::Buffer,
         opening: &mut Opening<'s, A>,
         chosen: &mut ArrayVec<Chosen<'s, A>, PART_MAX>,
@@ -363,7 +363,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn take_port<'s, A: ExecutedFamily>(
         &mut self,
         one: &Chosen<'s, A>,
-        plan: &Plan<'_>,
+        plan: &Plan,
         buffer: &P::Buffer,
         opening: &Opening<'s, A>,
         opens: &mut ArrayVec<Opens<'s, A::Key>, PART_MAX>,
@@ -419,7 +419,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         now: Tick,
         open: &Opens<'s, A::Key>,
         buffer: &P::Buffer,
-        plan: &mut Plan<'s>,
+        plan: &mut Plan,
     ) -> Option<()> {
         let head = A::Head::of(buffer.bytes(), plan.shape.network_offset.into())?;
         let from = A::key(head);

@@ -10,9 +10,7 @@ use crate::port::{FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::head::{TAGGED, UNTAGGED, starts_read};
 use crate::wire::processor::{Avx2, LANES, Vectorised};
-use crate::wire::{
-    Address, Buffer, ExpectedLink, Ipv4, Plain, Recognised, Shape, Tags, Tuple, WideFamily, recognise, recognise_eight,
-};
+use crate::wire::{Buffer, ExpectedLink, Ipv4, Plain, Recognised, Shape, Tags, Tuple, WideFamily, recognise, recognise_eight};
 
 /// EtherType, then version and header length of IPv4, or the version of IPv6, then bits that do not matter.
 const V4_MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
@@ -45,6 +43,8 @@ pub(super) struct Recognition<'s> {
     tagged_link: Link,
     /// Whether there was any frame that is not recognised.
     pub(super) any_unrecognised: bool,
+    /// The families that were recognised.
+    pub(super) families: u8,
 }
 
 impl<'s> Recognition<'s> {
@@ -58,53 +58,27 @@ impl<'s> Recognition<'s> {
             tag: u32::MAX,
             tagged_link: PortIndex(0).into(),
             any_unrecognised: false,
+            families: 0,
         }
     }
 
     /// Recognises the packets of a part of a burst.
-    #[inline(never)]
-    pub(super) fn part<B: Buffer>(&mut self, avx2: Option<Avx2>, tables: &FlowTables, part: &[B], plans: &mut [Plan<'_>]) {
-        let Some(avx2) = avx2 else { return self.each(tables, part, plans) };
-        let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks(), plans.as_chunks_mut());
-        let mut done = 0;
-        while let Some(group) = groups.get(done) {
-            done += self.run(avx2, tables, &groups[done..], &mut of_groups[done..], self.layout(group[0].bytes()));
-            if let (Some(group), Some(plans)) = (groups.get(done), of_groups.get_mut(done)) {
-                avx2.run(RecogniseMixed { recognition: self, tables, group, plans });
-                done += 1;
-            }
-        }
-        self.each(tables, rest, of_rest);
-    }
-
-    /// Recognises groups of eight packets that are all laid out so, up to one that is not. Returns their number.
     #[inline(always)]
-    fn run<B: Buffer>(
-        &mut self,
-        avx2: Avx2,
-        tables: &FlowTables,
-        groups: &[[B; LANES]],
-        plans: &mut [[Plan<'_>; LANES]],
-        layout: Option<Layout>,
-    ) -> usize {
-        let (v4, v6, recognition) = (&tables.v4, &tables.v6, self);
-        match layout {
-            None => 0,
-            Some(Layout::V4) => avx2.run(RecogniseRun::<_, UNTAGGED, _> { recognition, table: v4, groups, plans }),
-            Some(Layout::V6) => avx2.run(RecogniseRun::<_, UNTAGGED, _> { recognition, table: v6, groups, plans }),
-            Some(Layout::TaggedV4) => avx2.run(RecogniseRun::<_, TAGGED, _> { recognition, table: v4, groups, plans }),
-            Some(Layout::TaggedV6) => avx2.run(RecogniseRun::<_, TAGGED, _> { recognition, table: v6, groups, plans }),
+    pub(super) fn part<B: Buffer>(&mut self, avx2: Option<Avx2>, tables: &FlowTables, part: &[B], plans: &mut [Plan]) {
+        match avx2 {
+            Some(avx2) => avx2.run(RecognisePart { recognition: self, tables, part, plans }),
+            None => self.each(tables, part, plans),
         }
     }
 
     #[inline(never)]
-    fn each<B: Buffer>(&mut self, tables: &FlowTables, part: &[B], plans: &mut [Plan<'_>]) {
+    fn each<B: Buffer>(&mut self, tables: &FlowTables, part: &[B], plans: &mut [Plan]) {
         part.iter().zip(plans).for_each(|(buffer, plan)| self.one(tables, buffer.bytes(), plan));
     }
 
     /// Recognises one packet.
     #[inline(never)]
-    fn one(&mut self, tables: &FlowTables, frame: &[u8], plan: &mut Plan<'_>) {
+    fn one(&mut self, tables: &FlowTables, frame: &[u8], plan: &mut Plan) {
         let plain = if self.filter.is_for_port(frame) { recognise(frame) } else { None };
         let is_recognised = match plain {
             Some(Plain::V4(shape, tuple)) => self.set(&tables.v4, frame, shape, &tuple, plan),
@@ -125,10 +99,11 @@ impl<'s> Recognition<'s> {
         frame: &[u8],
         shape: Shape,
         tuple: &Tuple<A>,
-        plan: &mut Plan<'_>,
+        plan: &mut Plan,
     ) -> Option<()> {
         plan.link = if usize::from(shape.network_offset) == UNTAGGED { self.link } else { self.link_of_tags(frame)? };
         (plan.hash, plan.shape) = (table.hash(tuple), shape);
+        self.families |= shape.family();
         table.prefetch(plan.hash);
         Some(())
     }
@@ -172,51 +147,32 @@ fn word_at(frame: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*frame.get(offset - 2..)?.first_chunk()?))
 }
 
-/// Packets to be recognised eight at a time, of which the first are of one family at the offset `AT`.
-struct RecogniseRun<'a, 's, 'p, A: Address, const AT: usize, B> {
-    recognition: &'a mut Recognition<'s>,
-    table: &'a FlowTable<A>,
-    groups: &'a [[B; LANES]],
-    plans: &'a mut [[Plan<'p>; LANES]],
-}
-
-impl<A: FlowFamily + WideFamily, const AT: usize, B: Buffer> Vectorised for RecogniseRun<'_, '_, '_, A, AT, B> {
-    type Output = usize;
-
-    /// Returns how many groups of eight packets were recognised whole, before one that was not.
-    #[inline(always)]
-    fn run(self, avx2: Avx2) -> usize {
-        let Self { recognition, table, groups, plans } = self;
-        for (number, (group, plans)) in groups.iter().zip(plans).enumerate() {
-            if recognition.alike::<A, AT, B>(avx2, table, group, plans, u8::MAX) != 0 {
-                return number;
-            }
-        }
-        groups.len()
-    }
-}
-
-/// Eight packets that are not all alike.
-struct RecogniseMixed<'a, 's, 'p, B> {
+/// The packets of a part of a burst, to be recognised eight at a time.
+struct RecognisePart<'a, 's, B> {
     recognition: &'a mut Recognition<'s>,
     tables: &'a FlowTables,
-    group: &'a [B; LANES],
-    plans: &'a mut [Plan<'p>; LANES],
+    part: &'a [B],
+    plans: &'a mut [Plan],
 }
 
-impl<B: Buffer> Vectorised for RecogniseMixed<'_, '_, '_, B> {
+impl<B: Buffer> Vectorised for RecognisePart<'_, '_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run(self, avx2: Avx2) {
-        self.recognition.eight(avx2, self.tables, self.group, self.plans);
+        let Self { recognition, tables, part, plans } = self;
+        let ((groups, rest), (of_groups, of_rest)) = (part.as_chunks(), plans.as_chunks_mut());
+        for (group, plans) in groups.iter().zip(of_groups) {
+            recognition.eight(avx2, tables, group, plans);
+        }
+        recognition.each(tables, rest, of_rest);
     }
 }
 
 impl Recognition<'_> {
     /// Recognises eight packets: those laid out as the first that is not recognised yet, until all are or were looked at alone.
     #[inline(always)]
-    fn eight<B: Buffer>(&mut self, avx2: Avx2, tables: &FlowTables, group: &[B; LANES], plans: &mut [Plan<'_>; LANES]) {
+    fn eight<B: Buffer>(&mut self, avx2: Avx2, tables: &FlowTables, group: &[B; LANES], plans: &mut [Plan; LANES]) {
         let (mut unknown, mut tried) = (u8::MAX, 0_u8);
         while unknown != 0 {
             let lane = unknown.trailing_zeros() as usize;
@@ -243,11 +199,11 @@ impl Recognition<'_> {
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // frames are shorter than 2^31 bytes
     fn alike<A: FlowFamily + WideFamily, const AT: usize, B: Buffer>(
-        &self,
+        &mut self,
         avx2: Avx2,
         table: &FlowTable<A>,
         group: &[B; LANES],
-        plans: &mut [Plan<'_>; LANES],
+        plans: &mut [Plan; LANES],
         unknown: u8,
     ) -> u8 {
         let Some(starts) = starts_read::<AT, A::Head, B>(group, unknown.trailing_zeros() as usize) else { return unknown };
@@ -259,6 +215,7 @@ impl Recognition<'_> {
             table.prefetch_eight(avx2, upper);
         }
         let link = if AT == UNTAGGED { self.link } else { self.tagged_link };
+        self.families |= A::KIND;
         if known & unknown == u8::MAX {
             for (plan, row) in plans.iter_mut().zip(rows) {
                 plan.set(row.bytes(), link);

@@ -29,7 +29,7 @@ impl UnrecognisedAddresses {
     /// Leaves those packets of a part, of which some are not recognised, that are behind one between the same addresses in
     /// this part or before. Parts are to be passed in order.
     #[inline(never)]
-    pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], plans: &mut [Plan<'_>]) {
+    pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], plans: &mut [Plan]) {
         for (buffer, plan) in part.iter().zip(plans) {
             let frame = buffer.bytes();
             let bit = match plan.shape.family() {

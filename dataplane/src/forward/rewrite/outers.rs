@@ -58,7 +58,7 @@ pub(in crate::forward) trait OuterFamily: TranslatedEight {
 
 /// The outer source addresses of eight packets, of those of a port. Ports vary in UDP, addresses otherwise.
 #[inline(always)]
-pub(in crate::forward) fn sources<S: Copy>(of_port: &[S], plans: &[Plan<'_>; LANES], in_udp: bool) -> Option<[S; LANES]> {
+pub(in crate::forward) fn sources<S: Copy>(of_port: &[S], plans: &[Plan; LANES], in_udp: bool) -> Option<[S; LANES]> {
     let mut sources = [*of_port.first()?; LANES];
     if of_port.len() > 1 && !in_udp {
         for (source, plan) in sources.iter_mut().zip(plans) {
