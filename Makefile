@@ -5,9 +5,10 @@ KEEP ?= 0
 help: ## list these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-build: ## install what building needs and build the release programs
+build: ## install what building needs and build the release programs; their debug symbols lie beside them
 	@.ci/install build run
 	cargo build --release --bins --workspace
+	@.ci/separate-symbols target/release sluiced sluice-controller sluicectl
 
 demo: ## a Service through a gateway in network namespaces (root); KEEP=1 leaves everything running
 	@.ci/install build run test
@@ -24,10 +25,10 @@ fleet-matrix: ## let each failure happen 20 times to a fleet under load; writes 
 	@cargo build --quiet --release --bins --workspace
 	cargo test --quiet --release --test fleet -- --ignored --exact matrix::outages_of_a_fleet --nocapture
 
-deb: ## build the Debian package, target/debian/sluice_*.deb
+deb: ## build the Debian package, target/debian/sluice_*.deb, and that of its debug symbols, sluice-dbgsym_*.ddeb
 	@.ci/install build run package
 	cargo build --release --bins --workspace
-	@.ci/package target/release target/debian
+	@.ci/package target/release target/debian --dbgsym
 
 # With --examples cargo doc uses the features that clippy uses, so no library of others is checked twice.
 lint: ## check formatting, clippy, rustdoc, licences and sources of dependencies

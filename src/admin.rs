@@ -10,5 +10,5 @@ mod flows;
 pub mod metrics;
 pub(crate) mod tables;
 
-pub use api::{ControllerAccess, Sources};
+pub use api::{ControllerAccess, FleetSources, Sources, StateSources, WorkerSources};
 pub use capture::Captures;

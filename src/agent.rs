@@ -10,6 +10,7 @@ pub mod backend_health;
 pub mod compile_loop;
 pub mod persist;
 pub mod served;
+pub mod state_age;
 pub mod supervisor;
 pub mod usable;
 pub(crate) mod watch;

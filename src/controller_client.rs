@@ -11,16 +11,15 @@ mod dial;
 mod fleet_queries;
 pub(crate) mod received;
 mod report;
+mod stream_end;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use control::config::settings::CertificateFiles;
-use control::gateways::listener::chain;
 use objects::scalar::url::ServerUrl;
-use proto::message_parts::{Reassembly, TooManyParts};
+use proto::message_parts::Reassembly;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
 use proto::{Arbitration, GatewayProfile, GatewayState, Membership, limits, v1};
@@ -32,25 +31,13 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::agent::supervisor::Failure;
 use crate::agent::watch::send_if_changed;
-use dial::{DialError, dial};
-use received::{Received, ReceivedError};
+use dial::dial;
+use received::Received;
+use stream_end::{Backoffs, StreamError};
 
 pub use claims::Contender;
 pub use fleet_queries::Responder;
 pub use report::Facts;
-
-/// Backoffs before the next dial, with the jitter that is added: 50 to 100 ms first, 250 to 500 ms at most. The jitter
-/// keeps a hundred gateways from dialling one controller at the same moment. A controller that restarts on its machine
-/// is back within a second; a dozen gateways then dial it 24 to 48 times a second at most.
-const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
-    .with_min_delay(Duration::from_millis(50))
-    .with_max_delay(Duration::from_millis(250))
-    .with_jitter()
-    .without_max_times();
-/// A gateway that was refused dials less often, every 2.5 to 5 s at the end: an operator has to correct something
-/// first.
-const BACKOFF_REFUSED: ExponentialBuilder = BACKOFF.with_max_delay(LONGEST_DELAY_REFUSED);
-const LONGEST_DELAY_REFUSED: Duration = Duration::from_millis(2500);
 
 /// How long the address of a leader that could not be reached is not dialled again. It may be that of a Pod in a network that
 /// this machine does not reach, and each attempt takes seconds; another URL leads to the leader by chance.
@@ -81,7 +68,7 @@ pub struct ClientSettings {
 #[derive(Clone)]
 pub struct ClientChannels {
     /// Output, and input at the start: the current state.
-    pub known: watch::Sender<Option<GatewayState>>,
+    pub state: watch::Sender<Option<GatewayState>>,
     /// Output: whether a controller is connected and has sent its state.
     pub connected: watch::Sender<bool>,
     /// Output: whether the gateway is drained.
@@ -105,105 +92,70 @@ impl ClientChannels {
     }
 }
 
-/// Why a stream ended.
-#[derive(Debug, thiserror::Error)]
-enum StreamError {
-    #[error("cannot connect to the controller at {url}: {error}; is it running there, and may this process reach it?")]
-    Connect { url: ServerUrl, error: DialError },
-    #[error("the controller at {url} refused: {}", status_text(status))]
-    Refused { url: ServerUrl, status: Box<tonic::Status> },
-    #[error("the controller at {0} closed the stream")]
-    Closed(ServerUrl),
-    #[error("addresses of the gateway have changed; the controller is told")]
-    Readdressed,
-    #[error(transparent)]
-    Received(#[from] ReceivedError),
-    #[error(transparent)]
-    Parts(#[from] TooManyParts),
+/// What outlives a stream.
+struct Progress {
+    received: Received,
+    backoffs: Backoffs,
+    /// Whether the last controller named no partners although they are not configured.
+    lacks_membership: bool,
 }
 
-impl StreamError {
-    /// The leader, as named by a controller that does not lead.
-    fn leader(&self) -> Option<ServerUrl> {
-        let Self::Refused { status, .. } = self else { return None };
-        if status.code() != tonic::Code::FailedPrecondition {
-            return None;
+/// The client of the controller. Cloned for each start.
+#[derive(Clone)]
+pub struct ControllerClient {
+    /// The controllers, and the identity of the gateway.
+    pub settings: ClientSettings,
+    /// Its inputs and outputs.
+    pub channels: ClientChannels,
+}
+
+impl ControllerClient {
+    /// Follows the controllers and never returns.
+    ///
+    /// # Errors
+    /// If no controller is configured.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { settings, channels } = self;
+        if settings.urls.is_empty() {
+            return Err("no controller is configured: expected at least one of `controller.urls`".into());
         }
-        status.metadata().get(limits::LEADER_METADATA)?.to_str().ok()?.parse().ok()
-    }
-
-    /// Whether dialling again cannot help: the controller refuses this gateway, or its messages cannot be understood.
-    fn is_lasting(&self) -> bool {
-        use tonic::Code::{InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented};
-        match self {
-            Self::Refused { status, .. } => {
-                matches!(status.code(), InvalidArgument | PermissionDenied | Unauthenticated | Unimplemented)
-            }
-            Self::Received(_) | Self::Parts(_) => true,
-            Self::Connect { .. } | Self::Closed(_) | Self::Readdressed => false,
-        }
-    }
-}
-
-/// Delay before dialling again.
-struct Backoffs {
-    away: ExponentialBackoff,
-    refused: ExponentialBackoff,
-}
-
-impl Backoffs {
-    fn new() -> Self {
-        Self { away: BACKOFF.build(), refused: BACKOFF_REFUSED.build() }
-    }
-
-    fn after(&mut self, error: &StreamError) -> Duration {
-        let waits = if error.is_lasting() { &mut self.refused } else { &mut self.away };
-        waits.next().unwrap_or(LONGEST_DELAY_REFUSED)
-    }
-}
-
-/// Follows the controllers and never returns.
-///
-/// # Errors
-/// If no controller is configured.
-pub async fn run(settings: ClientSettings, channels: ClientChannels) -> Result<(), Failure> {
-    if settings.urls.is_empty() {
-        return Err("no controller is configured: expected at least one of `controller.urls`".into());
-    }
-    let mut received = Received::resuming(channels.known.borrow().as_ref());
-    let mut backoffs = Backoffs::new();
-    let mut logged = String::new();
-    let mut configured = settings.urls.iter().cycle();
-    let mut leader: Option<ServerUrl> = None;
-    let mut unreached: Option<(ServerUrl, Instant)> = None;
-    let mut lacks_membership = false;
-    let mut of_all_streams = JoinSet::new();
-    if let Some(contender) = channels.contender.clone() {
-        of_all_streams.spawn(claims::lapse(contender));
-    }
-    loop {
-        // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
-        let is_led_there = leader.is_some();
-        let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
-        let Err(error) = follow(&url, &settings, &channels, &mut received, (&mut backoffs, &mut lacks_membership)).await;
-        if is_led_there && matches!(error, StreamError::Connect { .. }) {
-            unreached = Some((url, Instant::now()));
-        }
-        let is_unreached = |url: &ServerUrl| {
-            unreached.as_ref().is_some_and(|(unreached, at)| unreached == url && at.elapsed() < UNREACHED_LEADER_FOR)
+        let mut progress = Progress {
+            received: Received::resuming(channels.state.borrow().as_ref()),
+            backoffs: Backoffs::new(),
+            lacks_membership: false,
         };
-        leader = error.leader().filter(|url| !is_led_there && settings.certificates.is_some() && !is_unreached(url));
-        // An attempt that fails is no news: the age of the state counts changes of this.
-        if channels.connected.send_if_modified(std::mem::take) {
-            logged.clear();
+        let mut logged = String::new();
+        let mut configured = settings.urls.iter().cycle();
+        let mut leader: Option<ServerUrl> = None;
+        let mut unreached: Option<(ServerUrl, Instant)> = None;
+        let mut of_all_streams = JoinSet::new();
+        if let Some(contender) = channels.contender.clone() {
+            of_all_streams.spawn(claims::lapse(contender));
         }
-        let text = error.to_string();
-        if text != logged {
-            tracing::warn!(error = text, "not connected to a controller; the last state stays in use");
-            logged = text;
-        }
-        if leader.is_none() {
-            sleep(backoffs.after(&error)).await;
+        loop {
+            // A named leader that does not lead cannot name another one, so that two that name each other cause no loop.
+            let is_led_there = leader.is_some();
+            let Some(url) = leader.take().or_else(|| configured.next().cloned()) else { return Ok(()) };
+            let Err(error) = follow(&url, &settings, &channels, &mut progress).await;
+            if is_led_there && matches!(error, StreamError::Connect { .. }) {
+                unreached = Some((url, Instant::now()));
+            }
+            let is_unreached = |url: &ServerUrl| {
+                unreached.as_ref().is_some_and(|(unreached, at)| unreached == url && at.elapsed() < UNREACHED_LEADER_FOR)
+            };
+            leader = error.leader().filter(|url| !is_led_there && settings.certificates.is_some() && !is_unreached(url));
+            // An attempt that fails is no news: the age of the state counts changes of this.
+            if channels.connected.send_if_modified(std::mem::take) {
+                logged.clear();
+            }
+            let text = error.to_string();
+            if text != logged {
+                tracing::warn!(error = text, "not connected to a controller; the last state stays in use");
+                logged = text;
+            }
+            if leader.is_none() {
+                sleep(progress.backoffs.after(&error)).await;
+            }
         }
     }
 }
@@ -213,8 +165,7 @@ async fn follow(
     url: &ServerUrl,
     settings: &ClientSettings,
     channels: &ClientChannels,
-    received: &mut Received,
-    (backoffs, lacks_membership): (&mut Backoffs, &mut bool),
+    progress: &mut Progress,
 ) -> Result<Infallible, StreamError> {
     let refused = |status| StreamError::Refused { url: url.clone(), status: Box::new(status) };
     let dialled = dial(url, &settings.gateway, settings.certificates.as_ref()).await;
@@ -224,7 +175,7 @@ async fn follow(
     let mut changes = settings.profile.clone();
     let profile = changes.borrow_and_update().clone();
     let replication = settings.replication.map_or_else(String::new, |address| address.to_string());
-    let hello = v1::Hello { group, parts: true, replication, ..received.hello(&settings.gateway, &settings.version) };
+    let hello = v1::Hello { group, parts: true, replication, ..progress.received.hello(&settings.gateway, &settings.version) };
     let hello = proto::convert::with_profile(hello, &profile);
     let hello = Message::Hello(hello);
     let (messages, outgoing) = mpsc::channel(1);
@@ -241,7 +192,7 @@ async fn follow(
         .max_encoding_message_size(limits::MESSAGE_BYTES_MAX);
     let mut stream = client.watch(requests).await.map_err(refused)?.into_inner();
     answers.spawn(fleet_queries::run(channel, settings.gateway.clone(), channels.answering.clone()));
-    let mut reached = channels.facts.reached.clone();
+    let mut applied = channels.facts.applied.clone();
     let (mut epoch, mut reassembly, mut is_arbitrated) = (None, Reassembly::default(), false);
     loop {
         tokio::select! {
@@ -259,25 +210,26 @@ async fn follow(
                 }
                 // A controller of an earlier version says nothing about it.
                 let membership = whole.membership.take().and_then(proto::convert::membership);
-                note_lack(lacks_membership, settings.needs_membership && membership.is_none(), url);
+                let lacks_membership = settings.needs_membership && membership.is_none();
+                warn_once_without_membership(&mut progress.lacks_membership, lacks_membership, url);
                 if let Some(membership) = membership {
                     send_if_changed(&channels.membership, Some(membership));
                 }
                 // Applied before the state, so that a drained gateway announces nothing in between.
                 send_if_changed(&channels.draining, whole.draining);
-                let known = received.apply(whole)?;
-                tracing::debug!(generation = %known.state.generation, "received");
-                *backoffs = Backoffs::new();
-                epoch = Some(known.state.generation.epoch.clone());
+                let state = progress.received.apply(whole)?;
+                tracing::debug!(generation = %state.state.generation, "received");
+                progress.backoffs = Backoffs::new();
+                epoch = Some(state.state.generation.epoch.clone());
                 if !channels.connected.send_replace(true) {
-                    tracing::info!(%url, generation = %known.state.generation, "following the controller");
+                    tracing::info!(%url, generation = %state.state.generation, "following the controller");
                 }
-                channels.known.send_replace(Some(known));
-                reached.mark_changed();
+                channels.state.send_replace(Some(state));
+                applied.mark_changed();
             }
             Ok(()) = changes.changed() => return Err(StreamError::Readdressed),
-            Ok(()) = reached.changed() => {
-                let now = reached.borrow_and_update().clone().filter(|g| epoch.as_ref() == Some(&g.epoch));
+            Ok(()) = applied.changed() => {
+                let now = applied.borrow_and_update().clone().filter(|g| epoch.as_ref() == Some(&g.epoch));
                 if now.is_some() {
                     send_if_changed(&acknowledge, now);
                 }
@@ -286,9 +238,10 @@ async fn follow(
     }
 }
 
-/// Logs once that a controller names no partners, and again after one has named some. Returns whether it was logged.
-fn note_lack(lacks_membership: &mut bool, lacks_it_now: bool, url: &ServerUrl) -> bool {
-    let is_new = lacks_it_now && !*lacks_membership;
+/// Logs once that a controller names no partners, and again after one has named some. `was_lacking`: whether the last
+/// controller named none. Returns whether it was logged.
+fn warn_once_without_membership(was_lacking: &mut bool, is_lacking: bool, url: &ServerUrl) -> bool {
+    let is_new = is_lacking && !*was_lacking;
     if is_new {
         tracing::warn!(
             %url,
@@ -296,14 +249,8 @@ fn note_lack(lacks_membership: &mut bool, lacks_it_now: bool, url: &ServerUrl) -
              the controller, or set `fleet.partners` and `fleet.key`"
         );
     }
-    *lacks_membership = lacks_it_now;
+    *was_lacking = is_lacking;
     is_new
-}
-
-/// Formats a status with the cause from the transport, which alone shows a handshake that the controller refused.
-fn status_text(status: &tonic::Status) -> String {
-    let cause = std::error::Error::source(status).map(chain).unwrap_or_default();
-    if cause.is_empty() { status.message().to_owned() } else { format!("{}: {cause}", status.message()) }
 }
 
 #[cfg(test)]
@@ -395,7 +342,7 @@ mod tests {
         dir: tempfile::TempDir,
         known: watch::Receiver<Option<GatewayState>>,
         connected: watch::Receiver<bool>,
-        reached: watch::Sender<Option<Generation>>,
+        applied: watch::Sender<Option<Generation>>,
         served: watch::Sender<Served>,
         draining: watch::Receiver<bool>,
         membership: watch::Receiver<Option<Membership>>,
@@ -410,7 +357,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let (known, known_out) = watch::channel(before);
             let (connected, connected_out) = watch::channel(false);
-            let (reached, reached_out) = watch::channel(None);
+            let (applied, applied_out) = watch::channel(None);
             let settings = ClientSettings {
                 urls: vec![ServerUrl::Unix(dir.path().join("config.sock"))],
                 certificates: None,
@@ -423,7 +370,7 @@ mod tests {
             };
             let (served, served_out) = watch::channel(Served::default());
             let fleet = watch::Sender::default();
-            let facts = Facts { served: served_out, reached: reached_out, fleet: fleet.subscribe(), workers: Vec::new() };
+            let facts = Facts { served: served_out, applied: applied_out, fleet: fleet.subscribe(), workers: Vec::new() };
             let (draining, draining_out) = watch::channel(false);
             let answering: Responder = Arc::new(|query: &Query| match query {
                 Query::Services(_) => Reply::Services(v1::ListServicesResponse::default()),
@@ -434,10 +381,10 @@ mod tests {
             let decided = watch::Sender::default();
             let (arbitration, claimed) = (decided.subscribe(), watch::Sender::default().subscribe());
             let contender = Some(Contender::new(claimed, "192.0.2.0/24".to_owned(), || 0, decided));
-            let channels = ClientChannels { known, connected, draining, membership, contender, answering, facts };
-            let client = tokio::spawn(run(settings, channels));
+            let channels = ClientChannels { state: known, connected, draining, membership, contender, answering, facts };
+            let client = tokio::spawn(ControllerClient { settings, channels }.run());
             let (known, connected, draining, membership) = (known_out, connected_out, draining_out, membership_out);
-            Self { dir, known, connected, reached, served, draining, membership, arbitration, _fleet: fleet, client }
+            Self { dir, known, connected, applied, served, draining, membership, arbitration, _fleet: fleet, client }
         }
 
         /// A client with a controller whose messages the test determines.
@@ -476,15 +423,15 @@ mod tests {
         stream.send(difference(&one, &two)).await;
         gateway.knows(&two).await;
         assert!(*gateway.connected.borrow());
-        gateway.reached.send_replace(Some(Generation { epoch: "older".to_owned(), counter: 9 }));
-        gateway.reached.send_replace(Some(two.generation.clone()));
+        gateway.applied.send_replace(Some(Generation { epoch: "older".to_owned(), counter: 9 }));
+        gateway.applied.send_replace(Some(two.generation.clone()));
         assert_eq!(stream.next().await, Message::Acknowledge((&two.generation).into()));
     }
 
     #[test]
     fn a_controller_that_names_no_partners_is_logged_once() {
         let (mut lacks, url) = (false, ServerUrl::Unix("/run/config.sock".into()));
-        let logged = [true, true, false, true].map(|lacks_it_now| note_lack(&mut lacks, lacks_it_now, &url));
+        let logged = [true, true, false, true].map(|is_lacking| warn_once_without_membership(&mut lacks, is_lacking, &url));
         assert_eq!(logged, [true, false, false, true], "again after one that named some");
     }
 
@@ -495,7 +442,7 @@ mod tests {
         let mut backoffs = Backoffs::new();
         let away = [
             StreamError::Closed(url()),
-            StreamError::Connect { url: url(), error: DialError::Connect("connection refused".to_owned()) },
+            StreamError::Connect { url: url(), error: super::dial::DialError::Connect("connection refused".to_owned()) },
             refused(tonic::Code::Unavailable),
             refused(tonic::Code::FailedPrecondition),
         ];
@@ -554,7 +501,7 @@ mod tests {
         assert_eq!(hello.have, Some((&held.generation).into()));
         stream.send(difference(&held, &held)).await;
         assert!(Arc::ptr_eq(&gateway.knows(&held).await.state, &held));
-        gateway.reached.send_replace(Some(held.generation.clone()));
+        gateway.applied.send_replace(Some(held.generation.clone()));
         assert_eq!(stream.next().await, Message::Acknowledge((&held.generation).into()));
     }
 
@@ -626,7 +573,7 @@ mod tests {
         gateway.knows(&state("e", 1, &[Arc::clone(&kept), web])).await;
         let changed = controller.publish(&[Arc::clone(&kept), service("web", &["10.0.0.3:80"])]);
         let before = gateway.knows(&changed).await;
-        gateway.reached.send_replace(Some(changed.generation.clone()));
+        gateway.applied.send_replace(Some(changed.generation.clone()));
         let acknowledged = |gateways: &Gateways| gateways.any_reached(changed.generation.counter);
         timeout(LONG, controller.gateways.wait_for(acknowledged)).await.unwrap().unwrap();
         gateway.served.send_replace(Served {

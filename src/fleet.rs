@@ -1,5 +1,5 @@
-//! What gateways of a group agree on with each other and with routers: who owns which VIPs, which flows last, and which
-//! sessions announce routes.
+//! The fleet: agreement of the gateways of a group with each other and with routers, about owners of VIPs, flows, and
+//! routes to VIPs.
 //!
 //! Invariant: a gateway without partners forwards as well. Not here: the controller, which knows all gateways.
 

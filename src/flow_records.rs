@@ -5,9 +5,9 @@
 //!
 //! Not here: metering (`dataplane`), and the two formats.
 
+mod enriched_record;
 mod ipfix;
 mod json_lines;
-mod known_record;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 use crate::agent::supervisor::Failure;
 use crate::settings::RecordTarget;
 use crate::worker_threads::inquiries::Inquiries;
+use enriched_record::{EnrichedRecord, WallClock};
 use ipfix::Collector;
 use json_lines::LinesFile;
-use known_record::{KnownRecord, WallClock};
 
 /// Records of a worker that may wait: 16,384 x 208 B = 3.4 MB. At [`EXPORT_EVERY`] they are 160,000 a second.
 const QUEUE_RECORDS: usize = 16_384;
@@ -72,7 +72,7 @@ enum Sink {
 
 impl Sink {
     /// Exports the records of one worker. Returns how many were lost, and why.
-    async fn export(&mut self, records: &[KnownRecord], clock: WallClock) -> (usize, Option<std::io::Error>) {
+    async fn export(&mut self, records: &[EnrichedRecord], clock: WallClock) -> (usize, Option<std::io::Error>) {
         match self {
             Self::Collector(collector) => collector.send(records, clock).await,
             Self::File(file) => match file.append(records).await {
@@ -106,55 +106,67 @@ impl SinkHealth {
     }
 }
 
-/// Exports what workers record until `ended`, and then what is left.
-///
-/// # Errors
-/// None; its type is that of a task.
-pub async fn run(
-    gateway: String,
-    target: RecordTarget,
-    export: Arc<FlowExport>,
-    inquiries: Arc<Inquiries>,
-    ended: CancellationToken,
-) -> Result<(), Failure> {
-    let mut sink = match &target {
-        RecordTarget::Ipfix(at) => Sink::Collector(Collector::new(at.clone(), export.queues.len())),
-        RecordTarget::File(path) => Sink::File(LinesFile::new(path.clone(), gateway)),
-    };
-    let mut health = SinkHealth::default();
-    let mut clock = WallClock::now();
-    let mut is_last = false;
-    while !is_last {
-        is_last = ended.run_until_cancelled(tokio::time::sleep(EXPORT_EVERY)).await.is_none();
-        clock.follow(WallClock::now());
-        for (worker, queue) in export.queues.iter().enumerate() {
-            // One turn takes at most what fits into the queue, so that every worker has its turn.
-            for _ in 0..QUEUE_RECORDS / BATCH {
-                let snapshot = inquiries.snapshot();
-                let taken = std::iter::from_fn(|| queue.take()).take(BATCH);
-                let records: Vec<_> = taken.map(|record| KnownRecord::new(record, worker, &snapshot, clock)).collect();
-                drop(snapshot);
-                if records.is_empty() {
-                    break;
-                }
-                let (lost, error) = sink.export(&records, clock).await;
-                export.lost.fetch_add(lost as u64, Ordering::Relaxed);
-                export.exported.fetch_add((records.len() - lost) as u64, Ordering::Relaxed);
-                match health.note(error, Instant::now()) {
-                    Some(Err(error)) => {
-                        tracing::warn!(%target, %error, "flow records are lost; sluice_flow_records_total counts them");
+/// The task that exports flow records. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct FlowExporter {
+    /// This gateway's name.
+    pub gateway: String,
+    /// Key `flowRecords.to`.
+    pub target: RecordTarget,
+    /// The queues of the workers.
+    pub export: Arc<FlowExport>,
+    /// The snapshot that names Services.
+    pub inquiries: Arc<Inquiries>,
+    /// Cancelled at the end: what is left is exported.
+    pub shutdown: CancellationToken,
+}
+
+impl FlowExporter {
+    /// Exports what workers record until `shutdown`, and then what is left.
+    ///
+    /// # Errors
+    /// None; its type is that of a task.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { gateway, target, export, inquiries, shutdown } = self;
+        let mut sink = match &target {
+            RecordTarget::Ipfix(at) => Sink::Collector(Collector::new(at.clone(), export.queues.len())),
+            RecordTarget::File(path) => Sink::File(LinesFile::new(path.clone(), gateway)),
+        };
+        let mut health = SinkHealth::default();
+        let mut clock = WallClock::now();
+        let mut is_last = false;
+        while !is_last {
+            is_last = shutdown.run_until_cancelled(tokio::time::sleep(EXPORT_EVERY)).await.is_none();
+            clock.follow(WallClock::now());
+            for (worker, queue) in export.queues.iter().enumerate() {
+                // One turn takes at most what fits into the queue, so that every worker has its turn.
+                for _ in 0..QUEUE_RECORDS / BATCH {
+                    let snapshot = inquiries.snapshot();
+                    let taken = std::iter::from_fn(|| queue.take()).take(BATCH);
+                    let records: Vec<_> = taken.map(|record| EnrichedRecord::new(record, worker, &snapshot, clock)).collect();
+                    drop(snapshot);
+                    if records.is_empty() {
+                        break;
                     }
-                    Some(Ok(())) => tracing::info!(%target, "flow records arrive again"),
-                    None => {}
+                    let (lost, error) = sink.export(&records, clock).await;
+                    export.lost.fetch_add(lost as u64, Ordering::Relaxed);
+                    export.exported.fetch_add((records.len() - lost) as u64, Ordering::Relaxed);
+                    match health.note(error, Instant::now()) {
+                        Some(Err(error)) => {
+                            tracing::warn!(%target, %error, "flow records are lost; sluice_flow_records_total counts them");
+                        }
+                        Some(Ok(())) => tracing::info!(%target, "flow records arrive again"),
+                        None => {}
+                    }
                 }
             }
+            if let Sink::Collector(collector) = &mut sink {
+                // The next record reports a failure.
+                let _ = collector.refresh(clock).await;
+            }
         }
-        if let Sink::Collector(collector) = &mut sink {
-            // What fails is told by the next record.
-            let _ = collector.refresh(clock).await;
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -171,7 +183,7 @@ mod tests {
         let refused = || Some(Error::from(ErrorKind::ConnectionRefused));
         assert!(health.note(None, at(0)).is_none());
         assert!(matches!(health.note(refused(), at(1)), Some(Err(_))));
-        // A refusal is told one message late, so that single messages seem to arrive.
+        // A refusal is reported one message late, so that single messages seem to arrive.
         for second in 2..60 {
             let error = if second % 2 == 0 { None } else { refused() };
             assert!(health.note(error, at(second)).is_none(), "second {second}");

@@ -1,7 +1,8 @@
-//! The gateway program: the forwarding engine over DPDK, the Linux twins of its ports, and the agent that feeds them.
+//! The gateway program: the forwarding engine over DPDK, the Linux twins of its ports, and the tasks beside it.
 
 pub mod admin;
 pub mod agent;
+pub mod commands;
 pub mod controller_client;
 pub mod fleet;
 pub mod flow_records;
@@ -9,7 +10,5 @@ pub mod health;
 pub mod machine;
 pub mod netlink;
 pub mod ports;
-pub mod run;
 pub mod settings;
-pub mod tools;
 pub mod worker_threads;

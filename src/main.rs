@@ -8,12 +8,13 @@ use std::process::ExitCode;
 use bench::BenchArgs;
 use clap::Parser;
 use control::config::{Logs, logging};
-use sluice::run::{self, Privileges, RunError};
+use control::controller::preflight::Level;
+use sluice::commands::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
+use sluice::commands::replay::{self, ReplayError};
+use sluice::commands::run::{self, Privileges, RunError};
+use sluice::commands::{self, doctor, preflight, prepare};
 use sluice::settings::reload::Reload;
 use sluice::settings::{Settings, SourceChoice};
-use sluice::tools::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
-use sluice::tools::replay::{self, ReplayError};
-use sluice::tools::{self, doctor, prepare};
 
 #[global_allocator]
 static ALLOCATOR: linux::memory::TablesInHugePages = linux::memory::TablesInHugePages;
@@ -46,11 +47,20 @@ fn run_gateway(RunArgs { config: args, no_sandbox }: &RunArgs) -> ExitCode {
     code
 }
 
-/// Prints the effective settings, which are themselves a valid file, and warnings on standard error.
+/// Prints the effective settings, which are themselves a valid file. On standard error are warnings, and what was found
+/// about what the file names.
 fn check(args: &ConfigArgs) -> ExitCode {
     match Settings::read(&args.config, &args.choice()) {
         Ok(settings) => {
             settings.warnings.iter().for_each(|warning| logging::print(&format!("warning: {warning}")));
+            let named = match preflight::examine(&settings) {
+                Ok(named) => named,
+                Err(error) => return exit_code(Err(format!("cannot look at what the file names: {error}"))),
+            };
+            named.iter().filter(|found| found.level != Level::Ok).for_each(|found| logging::print(&found.to_string()));
+            if named.iter().any(|found| found.level == Level::Fault) {
+                return ExitCode::from(2);
+            }
             let written = io::stdout().lock().write_all(settings.effective().as_bytes());
             exit_code(written.map_err(|error| format!("cannot write the settings: {error}")))
         }
@@ -65,7 +75,12 @@ fn run_doctor(args: &DoctorArgs) -> ExitCode {
         Ok(settings) => settings,
         Err(errors) => return invalid(&errors),
     };
-    match doctor::run(settings.as_ref(), &mut io::stdout().lock()) {
+    let from_file = args.config.as_ref().and_then(|file| Settings::read(file, &SourceChoice::File).ok());
+    let named = match preflight::of_this_machine(settings.as_ref(), from_file.as_ref()) {
+        Ok(named) => named,
+        Err(error) => return exit_code(Err(format!("cannot look at what the file names: {error}"))),
+    };
+    match doctor::run(settings.as_ref(), named, &mut io::stdout().lock()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => exit_code(Err(format!("cannot write the table: {error}"))),
@@ -101,7 +116,7 @@ fn exit_code<E: Display>(result: Result<(), E>) -> ExitCode {
 }
 
 fn run_bench(args: &BenchArgs) -> ExitCode {
-    match tools::bench::run(args, &mut io::stdout().lock()) {
+    match commands::bench::run(args, &mut io::stdout().lock()) {
         Err(error) if error.is_usage() => invalid(&format!("sluiced: {error}")),
         other => exit_code(other),
     }

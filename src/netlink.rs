@@ -20,8 +20,8 @@ mod socket;
 mod tables;
 mod vip_device;
 
-pub use announce::{Announcement, RouteTable, VipRoutes};
-pub use follow::{FollowConfig, REQUESTS_MAX, follow};
+pub use announce::{Announcement, RouteAnnouncer, RouteTable, VipRoutes};
+pub use follow::{NetlinkFollower, REQUESTS_MAX};
 pub(crate) use interfaces::{interface_address, link_named};
 pub(crate) use neighbours::OUR_PROTOCOL;
 pub use route_query::RouteQuery;

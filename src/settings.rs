@@ -24,6 +24,7 @@ use control::config::listen::{check_listeners, take_admin};
 use control::config::settings::AdminListen;
 use control::config::yaml_tree::Node;
 use control::config::{Invalid, Located, Logs, Reader};
+use control::gateways::listener::KeyCertificates;
 use dataplane::{FlowLimits, Neighbour, Route, Tunnel, VlanLink};
 use proto::GatewayProfile;
 use proto::limits::ADMIN_LISTEN;
@@ -108,6 +109,12 @@ impl Settings {
     pub fn read(file: &Path, choice: &SourceChoice) -> Result<Self, Invalid> {
         let (reader, root) = Reader::open(file)?;
         Self::take(reader, &root, choice)
+    }
+
+    /// The certificates that the gateway itself shows: to controllers, and to operators.
+    #[must_use]
+    pub fn certificates(&self) -> Vec<KeyCertificates> {
+        self.source.certificates().into_iter().chain(KeyCertificates::of_admin(&self.admin_listen)).collect()
     }
 
     fn take(reader: Reader, root: &Node, choice: &SourceChoice) -> Result<Self, Invalid> {

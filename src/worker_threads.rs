@@ -1,4 +1,4 @@
-//! Worker threads: one pinned to each configured core, polling until told to stop. An adaptive worker sleeps when
+//! Worker threads: one pinned to each configured core, polling until it is stopped. An adaptive worker sleeps when
 //! nothing arrives.
 //!
 //! Invariants: a worker runs only on its core. A panic of a worker aborts the process after a log message, because its
@@ -54,7 +54,7 @@ pub enum Turn<'a> {
     Sleep(&'a mut Sleep),
     /// The worker has slept, or found something instead. The result is ignored.
     Wake,
-    /// The worker was told to stop and does not poll again. The result is ignored.
+    /// The worker stops and does not poll again. The result is ignored.
     End,
 }
 

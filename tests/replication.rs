@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use pair::{Pair, VIPS, until};
+use rustix::process::Signal;
 
 /// A lease of 1.5 s: a busy machine seldom stands still for so long.
 const ANNOUNCE: &str = "election: keepalived, groups: 2, advertisement: 500ms";
@@ -33,11 +34,25 @@ fn replicating_after(age: &str, test: &str, name: &str, keys: [usize; 2]) -> Opt
     };
     let pair = Pair::with_lines(test, name, ANNOUNCE, lines)?;
     for (n, key) in keys.into_iter().enumerate() {
-        let path = pair.path(n, "fleet.key");
-        fs::write(&path, KEYS[key]).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+        write_keys(&pair, n, &[key]);
     }
     Some(pair)
+}
+
+/// Gives a gateway a file with these keys, an index each.
+fn write_keys(pair: &Pair, n: usize, keys: &[usize]) {
+    let path = pair.path(n, "fleet.key");
+    fs::write(&path, keys.iter().map(|key| format!("{}\n", KEYS[*key])).collect::<String>()).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+/// The same while it runs.
+fn reload_keys(pair: &Pair, n: usize, keys: &[usize]) {
+    let reloads = || pair.log(n).matches("in effect: fleet.key").count();
+    let before = reloads();
+    write_keys(pair, n, keys);
+    pair.signal(n, Signal::HUP);
+    until("the keys are in effect", || (reloads() > before).then_some(()));
 }
 
 /// The value of a metric of a gateway; `None` while it does not answer.
@@ -111,6 +126,32 @@ fn a_partner_with_another_key_is_refused_by_name() {
         assert!(pair.log(n).contains("give all gateways of the group the same `fleet.key`"), "{}", pair.log(n));
         until("nobody is in sync", || is(&pair, n, &partner_of(n), 0.0).then_some(()));
     }
+}
+
+#[test]
+fn a_pair_changes_its_key_while_it_replicates_and_refuses_the_old_one() {
+    const CONNECTIONS: usize = 64;
+    let Some(mut pair) = replicating("partners that change their key", "rchange", [0, 0]) else { return };
+    pair.spawn(0);
+    pair.spawn(1);
+    until("both gateways are in sync", || in_sync(&pair));
+    let refused = |n| pair.log(n).contains("it has another key");
+    reload_keys(&pair, 0, &[1, 0]);
+    reload_keys(&pair, 1, &[1, 0]);
+    let withdrawn = "the key by which the session began is no longer in `fleet.key`";
+    assert!(![0, 1].iter().any(|n| pair.log(*n).contains(withdrawn)), "{}", pair.log(0));
+    for n in 0..2 {
+        reload_keys(&pair, n, &[1]);
+        until("both gateways are in sync by a key that both have", || in_sync(&pair));
+    }
+    assert!([0, 1].iter().any(|n| pair.log(*n).contains(withdrawn)), "{}", pair.log(0));
+    let clients = Clients::start(&pair, CONNECTIONS);
+    until("each connection has a shadow flow", || have_shadows(&pair, CONNECTIONS));
+    assert!(!refused(0) && !refused(1), "{}", pair.log(0));
+    reload_keys(&pair, 0, &[0]);
+    until("the old key alone is refused", || (refused(0) && refused(1)).then_some(()));
+    until("nobody is in sync", || is(&pair, 0, &partner_of(0), 0.0).then_some(()));
+    assert_eq!(clients.counts().1, 0, "broken connections");
 }
 
 /// Clients that keep connections to all VIPs.

@@ -43,6 +43,28 @@ fn every_script_is_correct_bash() {
     }
 }
 
+#[test]
+fn debug_symbols_lie_beside_a_stripped_program() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a.c"), "int main(void) { return 7; }\n").unwrap();
+    let run = |program: &mut Command| {
+        let output = program.current_dir(dir.path()).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        text(&output)
+    };
+    run(Command::new("cc").args(["-g", "-o", "a", "a.c"]));
+    let sections = |file: &str| run(Command::new("readelf").args(["--wide", "--sections", file]));
+    let symbols = || run(Command::new(root().join(".ci/separate-symbols")).arg(dir.path()).arg("a"));
+    assert!(sections("a").contains(".debug_info"));
+    for _ in 0..2 {
+        symbols();
+        let program = sections("a");
+        assert!(!program.contains(".debug_") && program.contains(".gnu_debuglink") && program.contains(".symtab"), "{program}");
+        assert!(sections("a.debug").contains(".debug_info"));
+        assert_eq!(Command::new(dir.path().join("a")).status().unwrap().code(), Some(7));
+    }
+}
+
 /// The summary of `make test` names the tests that did not run.
 #[test]
 fn tests_that_are_left_out_are_listed_by_program_and_name() {
@@ -188,6 +210,24 @@ fn configurations_of_the_repository_are_accepted() {
         let output = check(&root().join(file));
         assert!(output.status.success(), "{file}: {}", text(&output));
     }
+}
+
+#[test]
+fn a_check_fails_by_what_is_wrong_and_not_by_what_is_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sluice.yaml");
+    let ports = "[{name: uplink, device: net_tap0, addresses: [192.0.2.2/24]}]";
+    fs::write(&file, format!("name: edge-1\nports: {ports}\nsnat: {{addresses: [192.0.2.3]}}\nmanifests: m\n")).unwrap();
+    let elsewhere = check(&file);
+    assert!(elsewhere.status.success() && text(&elsewhere).contains("note: manifests: "), "{}", text(&elsewhere));
+    assert!(String::from_utf8_lossy(&elsewhere.stdout).starts_with("name: edge-1\n"));
+    fs::create_dir(dir.path().join("m")).unwrap();
+    fs::write(dir.path().join("m/web.yaml"), "kind: [\n").unwrap();
+    let wrong = check(&file);
+    assert_eq!((wrong.status.code(), wrong.stdout.len()), (Some(2), 0));
+    assert!(text(&wrong).starts_with("error: manifests: ") && text(&wrong).contains("web.yaml"), "{}", text(&wrong));
+    let doctor = Command::new(env!("CARGO_BIN_EXE_sluiced")).args(["doctor", "--config"]).arg(&file).output().unwrap();
+    assert!(doctor.status.code() == Some(1) && text(&doctor).contains("missing  manifests"), "{}", text(&doctor));
 }
 
 #[test]

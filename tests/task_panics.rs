@@ -17,7 +17,7 @@ use dataplane::{Compiler, DropReason, MemoryBuffer, PacketOutcome, Publisher};
 use proto::{GatewayState, Origin, ServiceName};
 use rig::{CLUSTER, Rig, SECOND, UPLINK};
 use sluice::agent::backend_health::Health;
-use sluice::agent::compile_loop::{self, Inputs, Outputs, SnapshotPipeline};
+use sluice::agent::compile_loop::{CompileLoop, Inputs, Outputs, SnapshotPipeline};
 use sluice::agent::served::Served;
 use sluice::agent::supervisor::{Failure, Supervisor};
 use sluice::worker_threads::{self, Turn};
@@ -57,7 +57,7 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
     let tunables = watch::Sender::new(rig::config(1).tunables());
     let answers = watch::Sender::new(dataplane::VipAnswers::default());
     let inputs = Inputs {
-        known: states_seen,
+        state: states_seen,
         network: network.subscribe(),
         health: health.subscribe(),
         tags: tags.subscribe(),
@@ -71,7 +71,7 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
         routed: watch::Sender::default(),
         served: watch::Sender::new(Served::default()),
         routes: watch::Sender::default(),
-        reached: watch::Sender::new(None),
+        applied: watch::Sender::new(None),
     };
 
     let stop = CancellationToken::new();
@@ -84,7 +84,7 @@ fn a_task_that_panics_loses_no_packet_and_publishes_again_after_its_restart() {
                 let _tables = tables.lock().await;
                 panic!("in run {run}, while it holds the lock of the tables");
             }
-            compile_loop::run(tables, inputs, outputs).await
+            CompileLoop { pipeline: tables, inputs, outputs }.run().await
         }
     });
 

@@ -165,6 +165,7 @@ pub async fn start_after(
         programming: programming.clone(),
         activity: origin.activity(),
         status_writer: status_writer_seen,
+        certificates: listeners.certificates(),
     };
     let probes = Probes {
         planner: Heartbeat::default(),

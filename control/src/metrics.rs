@@ -21,6 +21,7 @@ pub use family::{MetricFamily, MetricWriter, SizeCounts};
 
 use crate::admin::View;
 use crate::config::logging;
+use crate::gateways::listener::KeyCertificates;
 use crate::gateways::registry::Gateways;
 use crate::healthz::{Pages, Probes, Unwell};
 use crate::kubernetes::lease::Leadership;
@@ -30,6 +31,11 @@ use crate::plan::addresses::Figures;
 const POOLS_MAX: usize = 1_000;
 
 const BUILD: MetricFamily = MetricFamily::info("sluice_build", "The program and its version.");
+const CERTIFICATE_EXPIRATION: MetricFamily = MetricFamily::gauge(
+    "sluice_certificate_expiration_timestamp",
+    "seconds",
+    "Unix time at which the certificates of a key expire: the first of their chain, or the last authority if that is earlier.",
+);
 const LOG_LOST: MetricFamily = MetricFamily::counter(
     "sluice_log_lost",
     "lines",
@@ -181,6 +187,7 @@ impl Collector for ControllerMetrics {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = MetricWriter::new(encoder);
         write_program(&mut writer, "sluice-controller", env!("CARGO_PKG_VERSION"))?;
+        write_certificates(&mut writer, &self.0.certificates)?;
         self.write(&mut writer)
     }
 }
@@ -192,6 +199,18 @@ impl Collector for ControllerMetrics {
 pub fn write_program(writer: &mut MetricWriter<'_>, program: &'static str, version: &str) -> fmt::Result {
     writer.metric(&LOG_LOST, &ConstCounter::new(logging::lost_lines()))?;
     writer.metric(&BUILD, &Info::new([("program", program.to_owned()), ("version", version.to_owned())]))
+}
+
+/// Writes when certificates expire. Those that cannot be read have no sample: the log says why.
+///
+/// # Errors
+/// If the exposition cannot be written.
+pub fn write_certificates<'a>(
+    writer: &mut MetricWriter<'_>,
+    certificates: impl IntoIterator<Item = &'a KeyCertificates>,
+) -> fmt::Result {
+    let ends = certificates.into_iter().filter_map(|one| Some(([("key", one.key)], one.validity()?.until_s)));
+    writer.gauges(&CERTIFICATE_EXPIRATION, ends)
 }
 
 /// What `sluice-controller` serves on `metrics.listen`: its metrics and its probes.
@@ -215,5 +234,41 @@ impl Pages for ControllerPages {
     fn metrics(&self, accept: Option<&str>) -> Option<(&'static str, Result<String, fmt::Error>)> {
         let format = TextFormat::accepted(accept);
         Some((format.content_type(), format.text(self.metrics.clone())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::settings::CertificateFiles;
+    use crate::gateways::listener::CertificateSource;
+    use crate::gateways::tls::tests::Authority;
+
+    #[derive(Debug)]
+    struct CertificateCollector(Vec<KeyCertificates>);
+
+    impl Collector for CertificateCollector {
+        fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            write_certificates(&mut MetricWriter::new(encoder), &self.0)
+        }
+    }
+
+    #[test]
+    fn the_expiration_of_certificates_follows_their_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = CertificateFiles { ca: dir.path().join("ca"), cert: dir.path().join("cert"), key: dir.path().join("key") };
+        let key = |key, files: &CertificateFiles| KeyCertificates { key, source: CertificateSource::Files(files.clone()) };
+        let text = || TextFormat::Prometheus.text(CertificateCollector(vec![key("tls", &files)])).unwrap();
+        assert!(!text().lines().any(|line| line.starts_with("sluice_certificate")), "no file, no sample");
+        let authority = Authority::new();
+        for until_s in [1_900_000_000, 1_950_000_000] {
+            let issued = authority.issue_until_unix(&["sluice://east/controller"], Duration::from_secs(until_s));
+            std::fs::write(&files.ca, &issued.ca).unwrap();
+            std::fs::write(&files.cert, &issued.certificate).unwrap();
+            let line = format!("sluice_certificate_expiration_timestamp_seconds{{key=\"tls\"}} {until_s}");
+            assert!(text().lines().any(|other| other == line), "{}", text());
+        }
     }
 }

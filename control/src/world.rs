@@ -17,7 +17,7 @@ use crate::world::drained_nodes::DrainedNodes;
 use crate::world::overrides::Overrides;
 use objects::crd::{AddressPool, AddressPoolSpec};
 use objects::note::{Cause, Note, Remark, Subject};
-use objects::{Candidate, Leftover, NodeSpec, NotServable, ReadService, ReadSlice, SliceError, SliceSpec};
+use objects::{Candidate, NodeSpec, NotServable, ReadService, ReadSlice, ServiceObject, SliceError, SliceSpec};
 
 pub mod change;
 pub mod checkpoint;
@@ -28,7 +28,7 @@ pub mod overrides;
 #[derive(Clone, Debug)]
 pub struct ServiceEntry {
     /// The parsed object.
-    pub candidate: Arc<Candidate>,
+    pub candidate: Box<Candidate>,
     /// Revision of the world at its last change, slices included.
     pub revision: u64,
     /// Revision of the world at its last change of any kind, such as of its status.
@@ -65,7 +65,7 @@ pub struct World {
     services: BTreeMap<ServiceName, ServiceEntry>,
     /// All Services by the revision of their last change.
     touched: BTreeMap<u64, ServiceName>,
-    leftovers: BTreeMap<ServiceName, Arc<Leftover>>,
+    leftovers: BTreeMap<ServiceName, Arc<ServiceObject>>,
     slices: BTreeMap<ServiceName, SliceSpec>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
     /// Slices that were deleted while their Service remains: a managed slice is created again a moment later.
@@ -223,7 +223,7 @@ impl World {
 
     /// Services that are being deleted or changed their type, and still carry our finalizer, conditions or addresses.
     #[must_use]
-    pub const fn leftovers(&self) -> &BTreeMap<ServiceName, Arc<Leftover>> {
+    pub const fn leftovers(&self) -> &BTreeMap<ServiceName, Arc<ServiceObject>> {
         &self.leftovers
     }
 
@@ -509,11 +509,11 @@ impl World {
         }
     }
 
-    fn put_leftover(&mut self, name: &ServiceName, leftover: Option<Box<Leftover>>) {
+    fn put_leftover(&mut self, name: &ServiceName, leftover: Option<Box<ServiceObject>>) {
         match leftover {
             Some(leftover) => {
                 self.revision += 1;
-                let held = |left: &Leftover| left.holds_addresses().then(|| left.held.ingress.clone());
+                let held = |left: &ServiceObject| left.holds_addresses().then(|| left.held.ingress.clone());
                 if held(&leftover) != self.leftovers.get(&leftover.name).and_then(|old| held(old)) {
                     self.revisions.services = self.revision;
                 }
@@ -533,25 +533,26 @@ impl World {
     }
 
     fn put_service(&mut self, mut candidate: Box<Candidate>) {
-        let before = self.services.get(&candidate.name);
-        if let Some(old) = before.filter(|entry| entry.candidate.uid == candidate.uid)
+        let name = candidate.object.name.clone();
+        let before = self.services.get(&name);
+        if let Some(old) = before.filter(|entry| entry.candidate.object.uid == candidate.object.uid)
             && let (Ok(wanted), Ok(old)) = (&mut candidate.wanted, &old.candidate.wanted)
         {
             wanted.keep(old);
         }
-        if before.is_some_and(|entry| *entry.candidate == *candidate) {
+        if before.is_some_and(|entry| entry.candidate == candidate) {
             return;
         }
-        self.unserved.remove(&candidate.name);
+        self.unserved.remove(&name);
         let kept = before.filter(|entry| entry.candidate.asks_the_same(&candidate)).map(|entry| entry.revision);
-        self.forget_touch(&candidate.name);
+        self.forget_touch(&name);
         self.revision += 1;
         if kept.is_none() {
             self.revisions.services = self.revision;
         }
-        self.touched.insert(self.revision, candidate.name.clone());
-        let (name, candidate) = (candidate.name.clone(), Arc::from(candidate));
-        self.services.insert(name, ServiceEntry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate });
+        self.touched.insert(self.revision, name.clone());
+        let entry = ServiceEntry { revision: kept.unwrap_or(self.revision), touched: self.revision, candidate };
+        self.services.insert(name, entry);
     }
 
     fn forget_touch(&mut self, name: &ServiceName) {

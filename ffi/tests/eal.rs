@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use dpdk_sys::{
-    BURST, Descriptors, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, RingPort, RxQueue,
-    Spread, StartedPort, release,
+    BURST, Descriptors, Eal, EalConfig, Error, Hugepages, Mbuf, Mempool, MempoolConfig, Port, PortConfig, QueueModes, RingPort,
+    RxQueue, Spread, StartedPort, release,
 };
 use process::{CHILD, alone, child, pool, pool_of, port_of, start};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -382,6 +382,17 @@ fn a_port_has_as_many_queues_as_the_device_allows_and_says_why_it_does_not_sprea
         }
         let one = open_with(eal, pool, "net_null1", 1).unwrap();
         assert_eq!((one.rx.len(), one.tx.len()), (1, 1));
+    });
+}
+
+#[test]
+fn offloads_that_a_driver_does_not_offer_are_not_used_and_modes_that_it_does_not_tell_are_unknown() {
+    alone("offloads_that_a_driver_does_not_offer_are_not_used_and_modes_that_it_does_not_tell_are_unknown", || {
+        let eal = start();
+        let config = PortConfig { fast_free: true, ..port_of("net_null0".parse().unwrap()) };
+        let started = Port::start(eal, &config, pool(eal)).unwrap();
+        assert_eq!(started.port.modes(), &QueueModes::default());
+        assert_eq!(started.port.queue_counts(), (1, 1));
     });
 }
 

@@ -1,11 +1,10 @@
 //! The admin API: `sluice.v1.Admin` on unix sockets and over TCP, with server reflection and the health service.
 //!
-//! It reads the agent's published values and the workers' counters. Its only change is a reload of the configuration.
+//! It reads the published values of the tasks and the workers' counters. Its only change is a reload of the configuration.
 //! Requests about the group of gateways go to the embedded controller. Invariant: a slow reader keeps no snapshot alive;
 //! an explanation holds one for at most as long as workers may take to answer.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
 
 use control::admin::{AdminSockets, Caller, View};
@@ -18,6 +17,7 @@ use proto::{FleetStatus, GatewayState, Generation, Origin, v1};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::capture::{self, Captures};
@@ -60,6 +60,43 @@ impl ControllerAccess {
     }
 }
 
+/// What the gateway has from controllers.
+#[derive(Clone, Debug)]
+pub struct StateSources {
+    /// The current state.
+    pub current: watch::Receiver<Option<GatewayState>>,
+    /// The generation that every worker has applied.
+    pub applied: watch::Receiver<Option<Generation>>,
+    /// Whether a controller is connected.
+    pub connected: watch::Receiver<bool>,
+    /// Whether the gateway is drained.
+    pub draining: watch::Receiver<bool>,
+}
+
+/// The part of this gateway in the fleet.
+#[derive(Clone, Debug)]
+pub struct FleetSources {
+    /// The election of the owners of VIPs.
+    pub election: watch::Receiver<ElectionStatus>,
+    /// The replication of flows.
+    pub replication: watch::Receiver<ReplicationStatus>,
+    /// All of it, as it is reported.
+    pub status: watch::Receiver<FleetStatus>,
+}
+
+/// The workers.
+#[derive(Clone, Debug)]
+pub struct WorkerSources {
+    /// Their counters, in their order.
+    pub counters: Vec<Arc<WorkerCounters>>,
+    /// Their loads.
+    pub loads: Vec<Arc<Load>>,
+    /// Flows that each of them has room for.
+    pub flows_max: u64,
+    /// Inquiries to them.
+    pub inquiries: Arc<Inquiries>,
+}
+
 /// Inputs of the API.
 #[derive(Clone)]
 pub struct Sources {
@@ -67,36 +104,20 @@ pub struct Sources {
     pub gateway: String,
     /// This program's version.
     pub version: String,
-    /// The newest state.
-    pub known: watch::Receiver<Option<GatewayState>>,
+    /// What the gateway has from controllers.
+    pub state: StateSources,
     /// The newest published snapshot data.
     pub served: watch::Receiver<Served>,
     /// Why backends are unhealthy.
     pub causes: watch::Receiver<Causes>,
-    /// The generation that every worker has applied.
-    pub reached: watch::Receiver<Option<Generation>>,
-    /// Whether a controller is connected.
-    pub connected: watch::Receiver<bool>,
-    /// Whether the gateway is drained.
-    pub draining: watch::Receiver<bool>,
-    /// The election of the owners of VIPs.
-    pub election: watch::Receiver<ElectionStatus>,
-    /// The replication of flows.
-    pub replication: watch::Receiver<ReplicationStatus>,
     /// The part of this gateway in the fleet.
-    pub fleet: watch::Receiver<FleetStatus>,
+    pub fleet: FleetSources,
     /// The controller.
     pub controller: ControllerAccess,
-    /// The agent's tasks.
+    /// The tasks beside the workers.
     pub tasks: Tasks,
-    /// The workers' counters, in their order.
-    pub workers: Vec<Arc<WorkerCounters>>,
-    /// Their loads.
-    pub loads: Vec<Arc<Load>>,
-    /// Flows that each worker has room for.
-    pub flows_max: u64,
-    /// Inquiries to the workers.
-    pub inquiries: Arc<Inquiries>,
+    /// The workers.
+    pub workers: WorkerSources,
     /// Captures of packets.
     pub captures: Arc<Captures>,
     /// The ports, in the order of the configuration.
@@ -105,26 +126,40 @@ pub struct Sources {
     pub reload: Arc<Reload>,
 }
 
-/// Serves the API until `stop` completes.
-///
-/// # Errors
-/// If a unix socket is in use or cannot be created, or the server fails.
-pub async fn serve(at: AdminListen, sources: Sources, stop: impl Future<Output = ()>) -> Result<(), Failure> {
-    let sockets = AdminSockets::listen(&at).await?;
-    let captures = Arc::clone(&sources.captures);
-    let stop = async move {
-        stop.await;
-        // The server waits for the end of streams.
-        captures.end();
-    };
-    Ok(control::admin::serve(sockets, sources, stop).await?)
+/// The server of the API. Cloned for each start.
+#[derive(Clone)]
+pub struct AdminServer {
+    /// Key `admin.listen`.
+    pub listen: AdminListen,
+    /// What it answers from.
+    pub sources: Sources,
+    /// Cancelled at the end.
+    pub shutdown: CancellationToken,
+}
+
+impl AdminServer {
+    /// Serves the API until `shutdown`.
+    ///
+    /// # Errors
+    /// If a unix socket is in use or cannot be created, or the server fails.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { listen, sources, shutdown } = self;
+        let sockets = AdminSockets::listen(&listen).await?;
+        let captures = Arc::clone(&sources.captures);
+        let stop = async move {
+            shutdown.cancelled().await;
+            // The server waits for the end of streams.
+            captures.end();
+        };
+        Ok(control::admin::serve(sockets, sources, stop).await?)
+    }
 }
 
 impl Sources {
     fn services(&self, request: v1::ListServicesRequest) -> v1::ListServicesResponse {
         let services = self.served.borrow().services.clone();
-        let limits = self.fleet.borrow().limits.clone();
-        let rows = |service: &ServiceView| tables::frontend_rows(&self.gateway, service, &self.workers);
+        let limits = self.fleet.status.borrow().limits.clone();
+        let rows = |service: &ServiceView| tables::frontend_rows(&self.gateway, service, &self.workers.counters);
         let row = |service: &Arc<ServiceView>| {
             let drops = if request.counters { tables::drops_of(service) } else { BTreeMap::new() };
             let traffic = if request.counters { rows(service) } else { Vec::new() };
@@ -137,9 +172,9 @@ impl Sources {
         let query = tables::BackendQuery::try_from(request).map_err(Status::invalid_argument)?;
         let Served { services, removed, .. } = self.served.borrow().clone();
         let causes = self.causes.borrow().clone();
-        let rows = |service| tables::backends(&self.gateway, service, &self.workers, &causes, &query);
+        let rows = |service| tables::backends(&self.gateway, service, &self.workers.counters, &causes, &query);
         let mut backends: Vec<_> = services.values().flat_map(|service| rows(service)).collect();
-        let removed = tables::removed_backends(&self.gateway, &removed, &services, &self.workers, &query);
+        let removed = tables::removed_backends(&self.gateway, &removed, &services, &self.workers.counters, &query);
         backends.extend(removed);
         Ok(v1::ListBackendsResponse { backends, silent: Vec::new() })
     }
@@ -149,20 +184,20 @@ impl Sources {
     }
 
     pub(crate) fn drops(&self) -> v1::ListDropsResponse {
-        v1::ListDropsResponse { drops: tables::drops(&self.gateway, &self.workers), silent: Vec::new() }
+        v1::ListDropsResponse { drops: tables::drops(&self.gateway, &self.workers.counters), silent: Vec::new() }
     }
 
     pub(crate) fn status(&self) -> v1::GetStatusResponse {
         v1::GetStatusResponse {
             gateway: self.gateway.clone(),
             version: self.version.clone(),
-            generation: self.reached.borrow().as_ref().map(v1::Generation::from),
+            generation: self.state.applied.borrow().as_ref().map(v1::Generation::from),
             ready: self.served.borrow().ready,
-            controller_connected: *self.connected.borrow(),
-            accounts: tables::accounts(&self.workers, &self.loads, self.flows_max),
+            controller_connected: *self.state.connected.borrow(),
+            accounts: tables::accounts(&self.workers.counters, &self.workers.loads, self.workers.flows_max),
             tasks: self.tasks.status(),
-            draining: *self.draining.borrow(),
-            state_expired: self.known.borrow().as_ref().is_some_and(|known| known.origin == Origin::Expired),
+            draining: *self.state.draining.borrow(),
+            state_expired: self.state.current.borrow().as_ref().is_some_and(|known| known.origin == Origin::Expired),
         }
     }
 
@@ -182,13 +217,13 @@ impl Sources {
     /// A page of flows. Waits for workers.
     fn flows(&self, request: &v1::ListFlowsRequest) -> Result<v1::ListFlowsResponse, Status> {
         self.check_name(&request.gateway)?;
-        flows::page(&self.gateway, &self.inquiries, request)
+        flows::page(&self.gateway, &self.workers.inquiries, request)
     }
 
     /// An explanation. Waits for a worker.
     fn explanation(&self, request: &v1::ExplainRequest) -> Result<v1::Explanation, Status> {
         self.check_name(&request.gateway)?;
-        explanation::explain(&self.gateway, &self.inquiries, request)
+        explanation::explain(&self.gateway, &self.workers.inquiries, request)
     }
 
     /// A request may name this gateway.
@@ -310,7 +345,7 @@ impl Admin for Sources {
     }
 
     async fn get_config(&self, _: Request<v1::GetConfigRequest>) -> Result<Response<v1::GetConfigResponse>, Status> {
-        let pools = self.known.borrow().as_ref().map(|known| known.state.pools.iter().map(v1::Pool::from).collect());
+        let pools = self.state.current.borrow().as_ref().map(|known| known.state.pools.iter().map(v1::Pool::from).collect());
         let (has_state, pools) = (pools.is_some(), pools.unwrap_or_default());
         Ok(Response::new(v1::GetConfigResponse { yaml: self.reload.effective(), pools, has_state }))
     }
@@ -329,7 +364,6 @@ async fn blocking<T: Send + 'static>(run: impl FnOnce() -> Result<T, Status> + S
 #[cfg(test)]
 pub(crate) mod tests {
     use proto::v1::admin_client::AdminClient;
-    use tokio_util::sync::CancellationToken;
     use tonic::transport::{Channel, Endpoint};
     use tonic_health::pb::health_client::HealthClient;
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
@@ -342,7 +376,7 @@ pub(crate) mod tests {
         counters.received.add(10);
         counters.transmitted.add(9);
         counters.drops(dataplane::DropReason::NoFlow).add(1);
-        let reached = watch::channel(Some(Generation { epoch: "e".to_owned(), counter: 4 })).1;
+        let applied = watch::channel(Some(Generation { epoch: "e".to_owned(), counter: 4 })).1;
         let port = v1::PortStatus {
             name: "uplink".to_owned(),
             link: "up".to_owned(),
@@ -352,7 +386,12 @@ pub(crate) mod tests {
         Sources {
             gateway: "edge-1".to_owned(),
             version: "0.1.0".to_owned(),
-            known: watch::channel(None).1,
+            state: StateSources {
+                current: watch::channel(None).1,
+                applied,
+                connected: watch::channel(true).1,
+                draining: watch::channel(false).1,
+            },
             served: watch::channel(Served {
                 ready: true,
                 services: dataplane::snapshot::Views::unit(Arc::clone(&web().name), Arc::new(web())),
@@ -360,18 +399,19 @@ pub(crate) mod tests {
             })
             .1,
             causes: watch::channel(Causes::new()).1,
-            reached,
-            connected: watch::channel(true).1,
-            draining: watch::channel(false).1,
-            election: watch::channel(ElectionStatus::default()).1,
-            replication: watch::channel(ReplicationStatus::default()).1,
-            fleet: watch::channel(FleetStatus::default()).1,
+            fleet: FleetSources {
+                election: watch::channel(ElectionStatus::default()).1,
+                replication: watch::channel(ReplicationStatus::default()).1,
+                status: watch::channel(FleetStatus::default()).1,
+            },
             controller: ControllerAccess::Remote(vec!["unix:/c.sock".to_owned()]),
             tasks: Tasks::default(),
-            workers: vec![Arc::new(counters)],
-            loads: vec![Arc::default()],
-            flows_max: 100,
-            inquiries: Arc::new(crate::worker_threads::inquiries::tests::without_workers()),
+            workers: WorkerSources {
+                counters: vec![Arc::new(counters)],
+                loads: vec![Arc::default()],
+                flows_max: 100,
+                inquiries: Arc::new(crate::worker_threads::inquiries::tests::without_workers()),
+            },
             captures: Arc::new(Captures::new(Arc::new(crate::worker_threads::inquiries::tests::without_workers()))),
             ports: Arc::new(move || vec![port.clone()]),
             reload: Arc::new(crate::settings::reload::tests::reload()),
@@ -397,7 +437,8 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(AdminListen::unix(path.clone()), sources(), stop.clone().cancelled_owned()));
+        let listen = AdminListen::unix(path.clone());
+        let server = tokio::spawn(AdminServer { listen, sources: sources(), shutdown: stop.clone() }.run());
         let channel = connect(&path).await;
         let mut admin = AdminClient::new(channel.clone());
         let status = admin.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
@@ -449,7 +490,8 @@ pub(crate) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
         let _other = control::gateways::socket::listen(&path).await.unwrap();
-        let error = serve(AdminListen::unix(path), sources(), std::future::pending()).await.unwrap_err();
+        let (listen, shutdown) = (AdminListen::unix(path), CancellationToken::new());
+        let error = AdminServer { listen, sources: sources(), shutdown }.run().await.unwrap_err();
         assert!(error.to_string().contains("is in use"), "{error}");
     }
 }

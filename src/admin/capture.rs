@@ -1,5 +1,5 @@
-//! Captures for `sluicectl capture` and `sluicectl trace`: arms the workers, passes their copies on to the client, and
-//! disarms them when the client goes away.
+//! Captures for `sluicectl capture` and `sluicectl trace`: workers are armed, their copies are streamed to the client, and
+//! workers are disarmed when the client goes away.
 //!
 //! Invariant: one capture runs at a time. It ends with its client or with the gateway, and a client that is too slow
 //! loses copies, which the workers count. The program of a filter comes from outside and is checked before a worker runs
@@ -51,7 +51,7 @@ pub struct Captures {
     place: Arc<Semaphore>,
     /// Who began the last capture.
     last_caller: Mutex<String>,
-    ended: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 /// The only capture; the next one may begin when this is dropped.
@@ -74,12 +74,12 @@ impl Captures {
     #[must_use]
     pub fn new(inquiries: Arc<Inquiries>) -> Self {
         let place = Arc::new(Semaphore::new(1));
-        Self { inquiries, place, last_caller: Mutex::default(), ended: CancellationToken::new() }
+        Self { inquiries, place, last_caller: Mutex::default(), shutdown: CancellationToken::new() }
     }
 
     /// Ends the one that runs, and lets none begin.
     pub fn end(&self) {
-        self.ended.cancel();
+        self.shutdown.cancel();
     }
 
     /// The place of a capture, when no other one runs. Waits [`WAIT_FOR_END`] for the end of another one.
@@ -87,7 +87,7 @@ impl Captures {
     /// # Errors
     /// Another capture runs, or the gateway ends.
     pub(super) async fn place(self: &Arc<Self>, caller: &Caller) -> Result<Place, Status> {
-        if self.ended.is_cancelled() {
+        if self.shutdown.is_cancelled() {
             return Err(Status::unavailable("the gateway ends"));
         }
         let Ok(Ok(permit)) = timeout(WAIT_FOR_END, Arc::clone(&self.place).acquire_owned()).await else {
@@ -185,7 +185,7 @@ async fn run(running: Running, replies: mpsc::Sender<Reply>) {
     };
     let ended: Option<()> = tokio::select! {
         () = replies.closed() => None,
-        () = captures.ended.cancelled() => Some(()),
+        () = captures.shutdown.cancelled() => Some(()),
         ended = passes => ended,
     };
     if ended.is_some() {

@@ -17,9 +17,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use control::gateways::listener::KeyCertificates;
 use control::gateways::socket::listen_tcp;
 use control::healthz::{self, Pages, Unwell};
-use control::metrics::{ControllerMetrics, MetricFamily, MetricWriter, TextFormat, write_program};
+use control::metrics::{ControllerMetrics, MetricFamily, MetricWriter, TextFormat, write_certificates, write_program};
 use dataplane::DropReason;
 use http::request::Parts;
 use http::{HeaderMap, Response};
@@ -84,8 +85,10 @@ pub struct GatewayPages {
     pub exchange: Arc<ReplicaExchange>,
     /// The status page.
     pub status_page: Arc<StatusPage>,
+    /// The certificates that the gateway shows, without those of an embedded controller.
+    pub certificates: Vec<KeyCertificates>,
     /// Cancelled when the gateway is about to end.
-    pub leaving: CancellationToken,
+    pub terminating: CancellationToken,
 }
 
 impl fmt::Debug for GatewayPages {
@@ -94,13 +97,27 @@ impl fmt::Debug for GatewayPages {
     }
 }
 
-/// Serves them until `stop`.
-///
-/// # Errors
-/// If the address is in use, or is not of this machine.
-pub async fn serve(address: SocketAddr, pages: GatewayPages, stop: CancellationToken) -> Result<(), Failure> {
-    healthz::serve(listen_tcp(address).await?, pages, stop).await;
-    Ok(())
+/// The server of the pages. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct PagesServer {
+    /// Key `metrics.listen`.
+    pub address: SocketAddr,
+    /// What it serves.
+    pub pages: GatewayPages,
+    /// Cancelled at the end.
+    pub shutdown: CancellationToken,
+}
+
+impl PagesServer {
+    /// Serves them until `shutdown`.
+    ///
+    /// # Errors
+    /// If the address is in use, or is not of this machine.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { address, pages, shutdown } = self;
+        healthz::serve(listen_tcp(address).await?, pages, shutdown).await;
+        Ok(())
+    }
 }
 
 impl Pages for GatewayPages {
@@ -110,9 +127,9 @@ impl Pages for GatewayPages {
     }
 
     async fn ready(&self) -> Result<(), Unwell> {
-        if self.leaving.is_cancelled() {
+        if self.terminating.is_cancelled() {
             Err("the gateway stops")
-        } else if *self.sources.draining.borrow() {
+        } else if *self.sources.state.draining.borrow() {
             Err("the gateway is drained")
         } else if !self.sources.served.borrow().ready {
             Err("no complete state has arrived yet; the log says why")
@@ -140,19 +157,25 @@ impl Collector for GatewayPages {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (mut writer, sources) = (MetricWriter::new(encoder), &self.sources);
         write_program(&mut writer, "sluiced", &sources.version)?;
+        let controller = match &sources.controller {
+            ControllerAccess::Embedded(view) => view.borrow().clone(),
+            ControllerAccess::Remote(_) => None,
+        };
+        let of_controller = controller.iter().flat_map(|view| &view.certificates);
+        write_certificates(&mut writer, self.certificates.iter().chain(of_controller))?;
         writer.gauge(&READY, u64::from(sources.served.borrow().ready))?;
-        writer.gauge(&DRAINING, u64::from(*sources.draining.borrow() || self.leaving.is_cancelled()))?;
-        writer.gauge(&CONNECTED, u64::from(*sources.connected.borrow()))?;
+        writer.gauge(&DRAINING, u64::from(*sources.state.draining.borrow() || self.terminating.is_cancelled()))?;
+        writer.gauge(&CONNECTED, u64::from(*sources.state.connected.borrow()))?;
         writer.gauge(&STATE_EXPIRED, u64::from(sources.status().state_expired))?;
-        writer.gauge(&GENERATION, sources.reached.borrow().as_ref().map_or(0, |generation| generation.counter))?;
-        election::write(&mut writer, &sources.election.borrow())?;
+        writer.gauge(&GENERATION, sources.state.applied.borrow().as_ref().map_or(0, |generation| generation.counter))?;
+        election::write(&mut writer, &sources.fleet.election.borrow())?;
         replication::write(&mut writer, &self.exchange)?;
-        fleet::write(&mut writer, &sources.fleet.borrow().clone(), &sources.replication.borrow().clone())?;
+        fleet::write(&mut writer, &sources.fleet.status.borrow().clone(), &sources.fleet.replication.borrow().clone())?;
         let tasks = sources.tasks.status();
         writer.counters(&TASK_RESTARTS, tasks.iter().map(|task| ([("task", &task.name)], task.restarts)))?;
-        let dropped = |reason: DropReason| sources.workers.iter().map(|worker| worker.drops(reason).get()).sum();
+        let dropped = |reason: DropReason| sources.workers.counters.iter().map(|worker| worker.drops(reason).get()).sum();
         writer.counters(&DROPS, DropReason::ALL.iter().map(|reason| ([("reason", reason.as_str())], dropped(*reason))))?;
-        self.workers.write(&mut writer, &sources.workers)?;
+        self.workers.write(&mut writer, &sources.workers.counters)?;
         let outcomes = self.export.outcomes().map(|(outcome, records)| ([("outcome", outcome)], records));
         writer.counters(&FLOW_RECORDS, outcomes)?;
         let ports = (sources.ports)();
@@ -163,14 +186,8 @@ impl Collector for GatewayPages {
         let target_use = sources.served.borrow().target_use;
         backends::write_targets(&mut writer, target_use)?;
         let services = sources.served.borrow().services.clone();
-        backends::write(&mut writer, &services, &sources.workers)?;
-        frontends::write(&mut writer, &services, &sources.workers)?;
-        match &sources.controller {
-            ControllerAccess::Embedded(view) => {
-                let view = view.borrow().clone();
-                view.map_or(Ok(()), |view| ControllerMetrics(view).write(&mut writer))
-            }
-            ControllerAccess::Remote(_) => Ok(()),
-        }
+        backends::write(&mut writer, &services, &sources.workers.counters)?;
+        frontends::write(&mut writer, &services, &sources.workers.counters)?;
+        controller.map_or(Ok(()), |view| ControllerMetrics(view).write(&mut writer))
     }
 }

@@ -154,7 +154,7 @@ pub(super) fn frontend_rows(gateway: &str, service: &ServiceView, workers: &Work
         let totals = frontend.counters.totals(workers);
         v1::FrontendStatus {
             service: service.name.to_string(),
-            frontend: format!("{} {}", frontend.protocol, frontend.place),
+            frontend: format!("{} {}", frontend.protocol, frontend.address),
             port: frontend.port.into(),
             flows: totals.flows,
             new_flows: totals.new_flows,
@@ -298,7 +298,7 @@ pub(super) fn accounts(workers: &Workers, loads: &[Arc<Load>], flows_max: u64) -
 #[cfg(test)]
 pub(crate) mod tests {
     use dataplane::flow::BackendId;
-    use dataplane::snapshot::{BackendView, FrontendPlace, RemovedBackend};
+    use dataplane::snapshot::{BackendView, FrontendAddress, RemovedBackend};
     use dataplane::{CounterSlot, FrontendCounters, FrontendNumber, ServiceNumber};
     use proto::{Family, Mode, Reason, Refusal, Scheduler, Target};
 
@@ -342,7 +342,7 @@ pub(crate) mod tests {
     fn frontend((at, number): (&str, u32)) -> FrontendView {
         let at: SocketAddr = at.parse().unwrap();
         let counters = Arc::new(FrontendCounters::new(FrontendNumber::new(number)));
-        FrontendView { protocol: Protocol::Tcp, place: FrontendPlace::Vip(at), port: at.port(), counters }
+        FrontendView { protocol: Protocol::Tcp, address: FrontendAddress::Vip(at), port: at.port(), counters }
     }
 
     fn workers() -> [Arc<WorkerCounters>; 2] {

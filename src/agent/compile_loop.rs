@@ -44,7 +44,7 @@ pub struct SnapshotPipeline {
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// The current state.
-    pub known: watch::Receiver<Option<GatewayState>>,
+    pub state: watch::Receiver<Option<GatewayState>>,
     /// The network as Linux has it.
     pub network: watch::Receiver<Network>,
     /// Results of the probes.
@@ -62,8 +62,8 @@ pub struct Inputs {
 /// Links and addresses for which the engine answers, in the form of [`dataplane::Snapshot::announced`].
 pub type AnsweredAddresses = Arc<[(Link, IpAddr, u64)]>;
 
-/// Outputs.
-#[derive(Clone, Debug)]
+/// What snapshots say to other tasks. A clone has the same channels.
+#[derive(Clone, Debug, Default)]
 pub struct Outputs {
     /// Next hops that Linux shall keep resolved.
     pub next_hops: watch::Sender<BTreeSet<(Link, IpAddr)>>,
@@ -76,52 +76,66 @@ pub struct Outputs {
     /// The routes, for the probes.
     pub routes: watch::Sender<Option<RouteLookup>>,
     /// The generation that every worker has applied.
-    pub reached: watch::Sender<Option<Generation>>,
+    pub applied: watch::Sender<Option<Generation>>,
 }
 
-/// Compiles and publishes snapshots until an input is closed.
-///
-/// # Errors
-/// Never. The supervisor handles a panic of the compiler.
-pub async fn run(pipeline: Arc<Mutex<SnapshotPipeline>>, mut inputs: Inputs, outputs: Outputs) -> Result<(), Failure> {
-    let mut pipeline = pipeline.lock().await;
-    let mut step = interval(STEP);
-    step.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let clock = inputs.clock;
-    let mut due = true;
-    let mut awaited = VecDeque::new();
-    let (mut problems, mut engine) = (Vec::new(), None);
-    loop {
-        tokio::select! {
-            changed = inputs.changed() => {
-                let Some(is_of_probes) = changed else { return Ok(()) };
-                due = true;
-                if is_of_probes {
-                    engine = None;
-                }
-            }
-            () = until(pipeline.compiler.next_due_ns(), clock), if !due => due = true,
-            _ = step.tick(), if due || !awaited.is_empty() => {
-                if due && awaited.len() < AWAITED_MAX {
-                    due = false;
-                    let start = Instant::now();
-                    if let Some(snapshot) = inputs.compile(&mut pipeline.compiler, &mut engine) {
-                        let compile_us = start.elapsed().as_micros();
-                        log_problems(&snapshot, &mut problems);
-                        outputs.publish(&snapshot);
-                        let generation = snapshot.generation().clone();
-                        let sequence = pipeline.publisher.publish(snapshot);
-                        tracing::debug!(%generation, compile_us, "published");
-                        awaited.push_back((sequence, generation));
-                        look(&pipeline.publisher, sequence);
+/// The compile loop. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct CompileLoop {
+    /// What survives a failure of the task.
+    pub pipeline: Arc<Mutex<SnapshotPipeline>>,
+    /// Inputs of snapshots.
+    pub inputs: Inputs,
+    /// What other tasks read of snapshots.
+    pub outputs: Outputs,
+}
+
+impl CompileLoop {
+    /// Compiles and publishes snapshots until an input is closed.
+    ///
+    /// # Errors
+    /// Never. The supervisor handles a panic of the compiler.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { pipeline, mut inputs, outputs } = self;
+        let mut pipeline = pipeline.lock().await;
+        let mut step = interval(STEP);
+        step.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let clock = inputs.clock;
+        let mut due = true;
+        let mut awaited = VecDeque::new();
+        let (mut problems, mut engine) = (Vec::new(), None);
+        loop {
+            tokio::select! {
+                changed = inputs.changed() => {
+                    let Some(is_of_probes) = changed else { return Ok(()) };
+                    due = true;
+                    if is_of_probes {
+                        engine = None;
                     }
                 }
-                pipeline.publisher.advance();
-                let reached = awaited.iter().take_while(|(sequence, _)| pipeline.publisher.reached(*sequence)).count();
-                if let Some((_, generation)) = awaited.drain(..reached).next_back() {
-                    tracing::debug!(%generation, "every worker has applied the generation");
-                    send_if_changed(&outputs.reached, Some(generation));
+                () = until(pipeline.compiler.next_due_ns(), clock), if !due => due = true,
+                _ = step.tick(), if due || !awaited.is_empty() => {
+                    if due && awaited.len() < AWAITED_MAX {
+                        due = false;
+                        let start = Instant::now();
+                        if let Some(snapshot) = inputs.compile(&mut pipeline.compiler, &mut engine) {
+                            let compile_us = start.elapsed().as_micros();
+                            log_problems(&snapshot, &mut problems);
+                            outputs.publish(&snapshot);
+                            let generation = snapshot.generation().clone();
+                            let sequence = pipeline.publisher.publish(snapshot);
+                            tracing::debug!(%generation, compile_us, "published");
+                            awaited.push_back((sequence, generation));
+                            look(&pipeline.publisher, sequence);
+                        }
+                    }
                     pipeline.publisher.advance();
+                    let applied = awaited.iter().take_while(|(sequence, _)| pipeline.publisher.reached(*sequence)).count();
+                    if let Some((_, generation)) = awaited.drain(..applied).next_back() {
+                        tracing::debug!(%generation, "every worker has applied the generation");
+                        send_if_changed(&outputs.applied, Some(generation));
+                        pipeline.publisher.advance();
+                    }
                 }
             }
         }
@@ -132,7 +146,7 @@ impl Inputs {
     /// Waits for a change; returns whether it came from the probes, or `None` if an input is closed.
     async fn changed(&mut self) -> Option<bool> {
         let (changed, is_of_probes) = tokio::select! {
-            changed = self.known.changed() => (changed, false),
+            changed = self.state.changed() => (changed, false),
             changed = self.network.changed() => (changed, false),
             changed = self.health.changed() => (changed, true),
             changed = self.tags.changed() => (changed, true),
@@ -145,7 +159,7 @@ impl Inputs {
     /// `None` while there is no state. `engine` is the cached health in the engine's terms; `None` if it may have
     /// changed.
     fn compile(&mut self, compiler: &mut Compiler, engine: &mut Option<Health>) -> Option<Snapshot> {
-        let known = self.known.borrow_and_update().clone()?;
+        let state = self.state.borrow_and_update().clone()?;
         if self.health.has_changed().unwrap_or(true) || self.tags.has_changed().unwrap_or(true) {
             *engine = None;
         }
@@ -157,7 +171,7 @@ impl Inputs {
         compiler.tune(&self.tunables.borrow_and_update());
         compiler.answer_for(&self.answers.borrow_and_update());
         let network = self.network.borrow_and_update();
-        let state = usable(&known, &health);
+        let state = usable(&state, &health);
         let now_ns = (self.clock)();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         compiler.set_time_of_day(u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX), now_ns);
@@ -271,7 +285,7 @@ mod tests {
         inputs: Inputs,
         outputs: Outputs,
         worker: Subscriber,
-        known: watch::Sender<Option<GatewayState>>,
+        state: watch::Sender<Option<GatewayState>>,
         network: watch::Sender<Network>,
         health: watch::Sender<backend_health::Health>,
         /// Open as long as the gateway runs.
@@ -281,7 +295,7 @@ mod tests {
         _answers: watch::Sender<VipAnswers>,
         next_hops: watch::Receiver<BTreeSet<(Link, IpAddr)>>,
         served: watch::Receiver<Served>,
-        reached: watch::Receiver<Option<Generation>>,
+        applied: watch::Receiver<Option<Generation>>,
         task: JoinHandle<Result<(), Failure>>,
     }
 
@@ -290,17 +304,17 @@ mod tests {
             let compiler = Compiler::new(config());
             let (publisher, mut workers) = Publisher::new(compiler.initial(), 1);
             let pipeline = Arc::new(Mutex::new(SnapshotPipeline { compiler, publisher }));
-            let (known, known_in) = watch::channel(None);
+            let (state, state_in) = watch::channel(None);
             let (network, network_in) = watch::channel(Network::default());
             let (health, health_in) = watch::channel(backend_health::Health::default());
             let (next_hops_out, next_hops) = watch::channel(BTreeSet::new());
             let (served_out, served) = watch::channel(Served::default());
-            let (reached_out, reached) = watch::channel(None);
+            let (applied_out, applied) = watch::channel(None);
             let (_tags, tags_in) = watch::channel(ProbeTags::new());
             let (tunables, tunables_in) = watch::channel(config().tunables());
             let (_answers, answers_in) = watch::channel(VipAnswers::default());
             let inputs = Inputs {
-                known: known_in,
+                state: state_in,
                 network: network_in,
                 health: health_in,
                 tags: tags_in,
@@ -314,16 +328,18 @@ mod tests {
                 routed: watch::Sender::default(),
                 served: served_out,
                 routes: watch::Sender::default(),
-                reached: reached_out,
+                applied: applied_out,
             };
-            let task = tokio::spawn(run(Arc::clone(&pipeline), inputs.clone(), outputs.clone()));
+            let task = tokio::spawn(
+                CompileLoop { pipeline: Arc::clone(&pipeline), inputs: inputs.clone(), outputs: outputs.clone() }.run(),
+            );
             let worker = workers.remove(0);
             Self {
                 pipeline,
                 inputs,
                 outputs,
                 worker,
-                known,
+                state,
                 network,
                 health,
                 _tags,
@@ -331,13 +347,13 @@ mod tests {
                 _answers,
                 next_hops,
                 served,
-                reached,
+                applied,
                 task,
             }
         }
 
         fn know(&self, origin: Origin, state: State) {
-            self.known.send_replace(Some(GatewayState { state: Arc::new(state), origin }));
+            self.state.send_replace(Some(GatewayState { state: Arc::new(state), origin }));
         }
 
         /// Waits until the backends of web that get new flows are `wanted`.
@@ -362,14 +378,14 @@ mod tests {
         let mut gateway = Gateway::start();
         gateway.know(Origin::Controller, web(1, &["10.0.0.1:80"]));
         gateway.takes(&["10.0.0.1:80"]).await;
-        assert_eq!(*gateway.reached.borrow(), None);
+        assert_eq!(*gateway.applied.borrow(), None);
         let deadline = std::time::Instant::now() + LONG;
         while !gateway.worker.refresh() {
             assert!(std::time::Instant::now() < deadline);
             tokio::task::yield_now().await;
         }
         let generation = Generation { epoch: "e".to_owned(), counter: 1 };
-        timeout(LONG, gateway.reached.wait_for(|g| g.as_ref() == Some(&generation))).await.unwrap().unwrap();
+        timeout(LONG, gateway.applied.wait_for(|g| g.as_ref() == Some(&generation))).await.unwrap().unwrap();
         assert!(gateway.worker.snapshot().ready());
     }
 
@@ -449,7 +465,7 @@ mod tests {
         }
         gateway.know(Origin::Controller, web(30, &["10.0.0.9:80"]));
         let deadline = std::time::Instant::now() + LONG;
-        while gateway.reached.borrow().as_ref().is_none_or(|g| g.counter < 30) {
+        while gateway.applied.borrow().as_ref().is_none_or(|g| g.counter < 30) {
             assert!(std::time::Instant::now() < deadline);
             gateway.worker.refresh();
             tokio::task::yield_now().await;
@@ -467,7 +483,10 @@ mod tests {
         gateway.takes(&["10.0.0.1:80", "10.0.0.2:80"]).await;
         let before = slots(&gateway.served.borrow());
         gateway.task.abort();
-        gateway.task = tokio::spawn(run(Arc::clone(&gateway.pipeline), gateway.inputs.clone(), gateway.outputs.clone()));
+        gateway.task = {
+            let (pipeline, inputs, outputs) = (Arc::clone(&gateway.pipeline), gateway.inputs.clone(), gateway.outputs.clone());
+            tokio::spawn(CompileLoop { pipeline, inputs, outputs }.run())
+        };
         gateway.know(Origin::Controller, web(2, &["10.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"]));
         gateway.takes(&["10.0.0.0:80", "10.0.0.1:80", "10.0.0.2:80"]).await;
         let after = slots(&gateway.served.borrow());

@@ -6,7 +6,6 @@
 //! aside with an error in the log and not used. Deliberately not here: which parts of a loaded state may be used
 //! (`usable`).
 
-pub mod ageing;
 pub mod directories;
 pub mod sealed;
 
@@ -43,9 +42,9 @@ pub struct StateFile {
 
 /// What the gateway knew when the file was written.
 #[derive(Clone, Debug, PartialEq)]
-pub struct KnownBefore {
+pub struct PersistedState {
     /// The state, and how current it is.
-    pub known: GatewayState,
+    pub state: GatewayState,
     /// Whether the gateway was drained.
     pub draining: bool,
 }
@@ -104,7 +103,7 @@ impl StateFile {
     ///
     /// # Errors
     /// If there are files and none of them is usable.
-    pub fn load(&self, now: Moment, max_age: Duration) -> Result<Option<KnownBefore>, LoadError> {
+    pub fn load(&self, now: Moment, max_age: Duration) -> Result<Option<PersistedState>, LoadError> {
         let (mut newest, mut unusable) = (None::<(Moment, PathBuf, State, bool)>, None);
         for path in self.dirs.paths(STATE) {
             match read(&path) {
@@ -134,7 +133,7 @@ impl StateFile {
             }
             Age::OfThisBoot(_) | Age::ByTimeOfDay(_) => Origin::Disk,
         };
-        Ok(Some(KnownBefore { known: GatewayState { state: Arc::new(state), origin }, draining }))
+        Ok(Some(PersistedState { state: GatewayState { state: Arc::new(state), origin }, draining }))
     }
 
     /// When the newest file was written, if there is one.
@@ -152,11 +151,11 @@ impl StateFile {
 
     /// The state to start from before a controller is connected: that on disk, or none, with the reason in the log.
     #[must_use]
-    pub fn known_at_start(&self, now: Moment, max_age: Duration) -> Option<KnownBefore> {
+    pub fn load_at_start(&self, now: Moment, max_age: Duration) -> Option<PersistedState> {
         match self.load(now, max_age) {
-            Ok(saved) => saved.inspect(|KnownBefore { known, draining }| {
+            Ok(saved) => saved.inspect(|PersistedState { state: current, draining }| {
                 tracing::info!(
-                    services = known.state.services.len(),
+                    services = current.state.services.len(),
                     draining,
                     "starting from the state on disk until a controller is there"
                 );
@@ -217,50 +216,65 @@ fn decode(bytes: &[u8]) -> Result<(Moment, State, bool), StateFileDamage> {
     Ok((written, state, message.draining))
 }
 
-/// Saves the controller's state and drain after changes, and repeatedly while they stay current. `stored` is true while
-/// the file is from a controller that sent it to this process: not before its first state, and not after a failure.
-///
-/// A state is written once every worker forwards by it or a later one, as `reached` tells, or after a second: to write a
-/// large one takes a tenth of a second, in which the compiler may need the core. What is written is the newest state then.
-///
-/// # Errors
-/// If the file cannot be written.
-pub async fn run(
-    file: StateFile,
-    (mut known, mut draining): (watch::Receiver<Option<GatewayState>>, watch::Receiver<bool>),
-    (connected, mut reached): (watch::Receiver<bool>, watch::Receiver<Option<Generation>>),
-    stored: watch::Sender<bool>,
-) -> Result<(), Failure> {
-    let mut refresh = interval(REFRESHED_EVERY);
-    refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    known.mark_changed();
-    loop {
-        let (due, is_new) = tokio::select! {
-            changed = known.changed() => (changed.map(|()| true), true),
-            changed = draining.changed() => (changed.map(|()| true), false),
-            _ = refresh.tick() => (Ok(*connected.borrow()), false),
-        };
-        let Ok(due) = due else { return Ok(()) };
-        let newest = known.borrow_and_update().clone().filter(|known| due && known.origin == Origin::Controller);
-        let Some(GatewayState { state: newest, .. }) = newest else { continue };
-        if is_new {
-            let have_it =
-                |reached: &Option<Generation>| reached.as_ref().is_some_and(|reached| reached.includes(&newest.generation));
-            tokio::select! {
-                _ = timeout(AT_MOST_EVERY, reached.wait_for(have_it)) => {}
-                _ = draining.changed() => {}
+/// The task that writes the state to disk. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct StateWriter {
+    /// The file.
+    pub file: StateFile,
+    /// The current state.
+    pub state: watch::Receiver<Option<GatewayState>>,
+    /// Whether the gateway is drained.
+    pub draining: watch::Receiver<bool>,
+    /// Whether a controller is connected.
+    pub connected: watch::Receiver<bool>,
+    /// The generation that every worker has applied.
+    pub applied: watch::Receiver<Option<Generation>>,
+    /// Output: whether the file is from a controller that sent it to this process.
+    pub is_persisted: watch::Sender<bool>,
+}
+
+impl StateWriter {
+    /// Saves the controller's state and drain after changes, and repeatedly while they stay current. `is_persisted` is true while
+    /// the file is from a controller that sent it to this process: not before its first state, and not after a failure.
+    ///
+    /// A state is written once every worker forwards by it or a later one, by `applied`, or after a second: to write a
+    /// large one takes a tenth of a second, in which the compiler may need the core. What is written is the newest state then.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { file, mut state, mut draining, connected, mut applied, is_persisted } = self;
+        let mut refresh = interval(REFRESHED_EVERY);
+        refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        state.mark_changed();
+        loop {
+            let (due, is_new) = tokio::select! {
+                changed = state.changed() => (changed.map(|()| true), true),
+                changed = draining.changed() => (changed.map(|()| true), false),
+                _ = refresh.tick() => (Ok(*connected.borrow()), false),
+            };
+            let Ok(due) = due else { return Ok(()) };
+            let newest = state.borrow_and_update().clone().filter(|state| due && state.origin == Origin::Controller);
+            let Some(GatewayState { state: newest, .. }) = newest else { continue };
+            if is_new {
+                let have_it =
+                    |applied: &Option<Generation>| applied.as_ref().is_some_and(|applied| applied.includes(&newest.generation));
+                tokio::select! {
+                    _ = timeout(AT_MOST_EVERY, applied.wait_for(have_it)) => {}
+                    _ = draining.changed() => {}
+                }
             }
+            // It may have expired meanwhile: the time of the file would make it young again.
+            let newest = state.borrow_and_update().clone().filter(|state| state.origin == Origin::Controller);
+            let Some(GatewayState { state: current, .. }) = newest else { continue };
+            let (file, dir, draining) = (file.clone(), file.dirs.disk().to_owned(), *draining.borrow_and_update());
+            let saved = tokio::task::spawn_blocking(move || file.save(&current, draining, Moment::now())).await?;
+            is_persisted.send_replace(saved.is_ok());
+            saved.map_err(|error| {
+                format!("cannot write {}: {error}; a restart without a controller would start empty", dir.join(STATE).display())
+            })?;
+            tokio::time::sleep(AT_MOST_EVERY).await;
         }
-        // It may have expired meanwhile: the time of the file would make it young again.
-        let newest = known.borrow_and_update().clone().filter(|known| known.origin == Origin::Controller);
-        let Some(GatewayState { state, .. }) = newest else { continue };
-        let (file, dir, draining) = (file.clone(), file.dirs.disk().to_owned(), *draining.borrow_and_update());
-        let saved = tokio::task::spawn_blocking(move || file.save(&state, draining, Moment::now())).await?;
-        stored.send_replace(saved.is_ok());
-        saved.map_err(|error| {
-            format!("cannot write {}: {error}; a restart without a controller would start empty", dir.join(STATE).display())
-        })?;
-        tokio::time::sleep(AT_MOST_EVERY).await;
     }
 }
 
@@ -293,8 +307,8 @@ mod tests {
         file.dirs.disk().join(STATE)
     }
 
-    fn with(state: &State, origin: Origin, draining: bool) -> KnownBefore {
-        KnownBefore { known: GatewayState { state: Arc::new(state.clone()), origin }, draining }
+    fn with(state: &State, origin: Origin, draining: bool) -> PersistedState {
+        PersistedState { state: GatewayState { state: Arc::new(state.clone()), origin }, draining }
     }
 
     #[test]
@@ -388,13 +402,15 @@ mod tests {
         let (_connected, connected) = watch::channel(true);
         let (stored, mut is_stored) = watch::channel(false);
         let (drain, draining) = watch::channel(false);
-        let (reaches, reached) = watch::channel(None);
-        let task = tokio::spawn(run(file.clone(), (known, draining), (connected, reached), stored));
+        let (reaches, applied) = watch::channel(None);
+        let task = tokio::spawn(
+            StateWriter { file: file.clone(), state: known, draining, connected, applied, is_persisted: stored }.run(),
+        );
         sender.send_replace(Some(GatewayState { state: Arc::new(at(1)), origin: Origin::LastProcess }));
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!((file.load(Moment::now(), DAY).unwrap(), *is_stored.borrow()), (None, false), "no controller has sent it");
         // The time until a state is in the file, of the clock that the test turns.
-        let comes = async |wanted: KnownBefore| {
+        let comes = async |wanted: PersistedState| {
             let (start, deadline) = (tokio::time::Instant::now(), std::time::Instant::now() + Duration::from_secs(20));
             while file.load(Moment::now(), DAY).unwrap().as_ref() != Some(&wanted) {
                 assert!(std::time::Instant::now() < deadline);
@@ -430,8 +446,18 @@ mod tests {
         let with = |origin| Some(GatewayState { state: Arc::new(state("e", 1, &[service("a", &["10.0.0.1:80"])])), origin });
         let (sender, known) = watch::channel(with(Origin::Controller));
         let (_drain, draining) = watch::channel(false);
-        let ((_connected, connected), (_reaches, reached)) = (watch::channel(false), watch::channel(None));
-        let task = tokio::spawn(run(file.clone(), (known, draining), (connected, reached), watch::Sender::default()));
+        let ((_connected, connected), (_reaches, applied)) = (watch::channel(false), watch::channel(None));
+        let task = tokio::spawn(
+            StateWriter {
+                file: file.clone(),
+                state: known,
+                draining,
+                connected,
+                applied,
+                is_persisted: watch::Sender::default(),
+            }
+            .run(),
+        );
         tokio::time::sleep(AT_MOST_EVERY / 2).await;
         sender.send_replace(with(Origin::Expired));
         tokio::time::sleep(AT_MOST_EVERY).await;

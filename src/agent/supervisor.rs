@@ -1,4 +1,4 @@
-//! The supervisor of the agent's tasks: a task that fails, panics or returns early is counted, its failure is logged
+//! The supervisor of tasks: a task that fails, panics or returns early is counted, its failure is logged
 //! and kept, and it is restarted with an exponential backoff.
 //!
 //! Invariant: no task can end another task or the process. A worker is not a task; its panic aborts the process.
@@ -84,7 +84,7 @@ impl Supervisor {
         Run: Future<Output = Result<T, E>> + Send + 'static,
         E: Into<Failure>,
     {
-        self.keep(name, (self.stop.clone(), OnShutdown::Dropped), move || start(inputs.clone()));
+        self.keep(name, self.stop.clone(), OnShutdown::Dropped, move || start(inputs.clone()));
     }
 
     /// Runs a task that shuts down by itself: the supervisor cancels its token and waits for it.
@@ -109,13 +109,14 @@ impl Supervisor {
         Run: Future<Output = Result<T, E>> + Send + 'static,
         E: Into<Failure>,
     {
-        self.keep(name, (stop, OnShutdown::Awaited), move || start(inputs.clone()));
+        self.keep(name, stop, OnShutdown::Awaited, move || start(inputs.clone()));
     }
 
     fn keep<Run, T, E>(
         &mut self,
         name: &'static str,
-        (stop, on_shutdown): (CancellationToken, OnShutdown),
+        stop: CancellationToken,
+        on_shutdown: OnShutdown,
         start: impl Fn() -> Run + Send + 'static,
     ) where
         Run: Future<Output = Result<T, E>> + Send + 'static,

@@ -10,20 +10,20 @@ use std::sync::Arc;
 use crate::agent::backend_health::{Health, Subject};
 use proto::{GatewayState, Origin, Service, State, Target};
 
-/// The part of `known` that may be used with `health`.
+/// The part of `current` that may be used with `health`.
 #[must_use]
-pub fn usable(known: &GatewayState, health: &Health) -> Arc<State> {
-    if known.origin.is_current() {
-        return Arc::clone(&known.state);
+pub fn usable(current: &GatewayState, health: &Health) -> Arc<State> {
+    if current.origin.is_current() {
+        return Arc::clone(&current.state);
     }
-    let mut state = State::clone(&known.state);
-    for service in known.state.services.values().filter(|service| service.target == Target::Endpoint) {
+    let mut state = State::clone(&current.state);
+    for service in current.state.services.values().filter(|service| service.target == Target::Endpoint) {
         let mut limited = Service::clone(service);
         let name = Arc::new(service.name.clone());
         for port in &mut limited.ports {
             let protocol = port.protocol;
             let is_proven = |address| health.proven.contains(&Subject { service: Arc::clone(&name), protocol, address });
-            port.backends.retain(|backend| known.origin == Origin::Disk && is_proven(backend.address));
+            port.backends.retain(|backend| current.origin == Origin::Disk && is_proven(backend.address));
         }
         if limited != **service {
             state.services.insert(limited.name.clone(), Arc::new(limited));

@@ -39,38 +39,48 @@ impl Zone {
             };
             let narrowed = self.narrowed.remove(name);
             let used = narrowed.as_ref().or(before).map(|service| &**service);
-            if let Some(near) = now.and_then(|service| service.in_zone(&self.name, used)) {
-                self.narrowed.insert(name.clone(), Arc::new(near));
+            if let Some(restricted) = now.and_then(|service| service.in_zone(&self.name, used)) {
+                self.narrowed.insert(name.clone(), Arc::new(restricted));
             }
         }
         self.services = state.services.clone();
         if self.narrowed.is_empty() {
             return Arc::clone(state);
         }
-        let mut near = State::clone(state);
+        let mut restricted = State::clone(state);
         for (name, service) in &self.narrowed {
-            near.services.insert(name.clone(), Arc::clone(service));
+            restricted.services.insert(name.clone(), Arc::clone(service));
         }
-        Arc::new(near)
+        Arc::new(restricted)
     }
 }
 
-/// Forwards every known state in restricted form, until the sender is dropped.
-///
-/// # Errors
-/// Never.
-pub async fn run(
-    name: String,
-    mut known: watch::Receiver<Option<GatewayState>>,
-    near: watch::Sender<Option<GatewayState>>,
-) -> Result<(), Failure> {
-    let mut zone = Zone::new(name);
-    known.mark_changed();
-    while known.changed().await.is_ok() {
-        let now = known.borrow_and_update().clone();
-        near.send_replace(now.map(|known| GatewayState { state: zone.narrow(&known.state), ..known }));
+/// The task that restricts each state to the gateway's zone, until its input is closed. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct ZoneFilter {
+    /// Key `zone`.
+    pub zone: String,
+    /// The current state.
+    pub state: watch::Receiver<Option<GatewayState>>,
+    /// Output: the state as it is used in the zone.
+    pub zone_state: watch::Sender<Option<GatewayState>>,
+}
+
+impl ZoneFilter {
+    /// Restricts every state, until the sender is dropped.
+    ///
+    /// # Errors
+    /// Never.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { zone, mut state, zone_state } = self;
+        let mut zone = Zone::new(zone);
+        state.mark_changed();
+        while state.changed().await.is_ok() {
+            let now = state.borrow_and_update().clone();
+            zone_state.send_replace(now.map(|now| GatewayState { state: zone.narrow(&now.state), ..now }));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -134,7 +144,7 @@ mod tests {
     async fn what_comes_to_be_known_is_passed_on_narrowed() {
         let (known, near) = (watch::Sender::new(None), watch::Sender::new(None));
         let mut seen = near.subscribe();
-        let task = tokio::spawn(run("a".to_owned(), known.subscribe(), near));
+        let task = tokio::spawn(ZoneFilter { zone: "a".to_owned(), state: known.subscribe(), zone_state: near }.run());
         known.send_replace(Some(GatewayState { state: Arc::new(state("e", 1, &[hinted("web")])), origin: Origin::Disk }));
         let passed = seen.wait_for(Option::is_some).await.unwrap().clone().unwrap();
         assert_eq!((backends(&passed.state, "web"), passed.origin), (vec!["10.0.0.2:80".to_owned()], Origin::Disk));

@@ -1,10 +1,10 @@
-//! What this gateway says to the arbiter in the controller: the VIP groups that VRRP gives it, how fit it is for them, and
-//! whether it hears its link. What the controller decides is passed on.
+//! Claims of this gateway to VIP groups, for the arbiter in the controller: the groups that VRRP gives it, its rank, and
+//! whether frames arrive from its link. The decisions of the arbiter go to the election.
 //!
 //! Invariant: while the controller says that a claim is contested, it hears from this gateway every quarter of a second;
 //! a gateway that is stopped is silent. What is decided lasts two seconds longer than the controller answers, so that
 //! nobody yields for a controller that has gone, and a stream that is opened again changes nothing.
-//! Not here: what follows from a decision (`agent::fleet::election`).
+//! Not here: what follows from a decision (`fleet::election`).
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,8 +22,8 @@ use crate::fleet::election::VrrpClaims;
 const REPEATS: Duration = Duration::from_millis(250);
 /// How often other claims are repeated: whatever was lost is said again.
 const REPEATS_UNCONTESTED: Duration = Duration::from_secs(10);
-/// The link is heard for this long after a frame. Routers and switches send something more often.
-const HEARS: Duration = Duration::from_secs(5);
+/// The link counts as active for this long after a frame. Routers and switches send something more often.
+const ACTIVE_FOR: Duration = Duration::from_secs(5);
 /// What is decided lasts for this long after the last answer of the controller.
 const LASTS: Duration = Duration::from_secs(2);
 
@@ -35,16 +35,16 @@ pub struct Contender {
     frames: Arc<dyn Fn() -> u64 + Send + Sync>,
     arbitration: watch::Sender<Arbitration>,
     /// Outlives the streams, as a link does.
-    hearing: Arc<Mutex<Hearing>>,
+    activity: Arc<Mutex<LinkActivity>>,
 }
 
 /// When frames arrived from the link.
 #[derive(Debug)]
-struct Hearing {
+struct LinkActivity {
     /// Their number, and when it was read.
     frames: (u64, Instant),
     /// When the number had grown last.
-    heard: Option<Instant>,
+    last_frame: Option<Instant>,
 }
 
 impl fmt::Debug for Contender {
@@ -62,30 +62,31 @@ impl Contender {
         frames: impl Fn() -> u64 + Send + Sync + 'static,
         arbitration: watch::Sender<Arbitration>,
     ) -> Self {
-        let hearing = Hearing { frames: (frames(), Instant::now()), heard: None };
-        Self { claimed, link, frames: Arc::new(frames), arbitration, hearing: Arc::new(Mutex::new(hearing)) }
+        let activity = LinkActivity { frames: (frames(), Instant::now()), last_frame: None };
+        Self { claimed, link, frames: Arc::new(frames), arbitration, activity: Arc::new(Mutex::new(activity)) }
     }
 
-    /// Passes on what the controller has decided.
+    /// Publishes what the controller has decided.
     pub(super) fn decided(&self, arbitration: Arbitration) {
         send_if_changed(&self.arbitration, arbitration);
     }
 
     /// Whether frames have arrived from the link lately.
-    fn hears_link(&self) -> bool {
+    fn is_link_active(&self) -> bool {
         let (frames, now) = ((self.frames)(), Instant::now());
-        self.hearing.lock().unwrap_or_else(PoisonError::into_inner).hears(frames, now)
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner).update(frames, now)
     }
 }
 
-impl Hearing {
-    fn hears(&mut self, frames: u64, now: Instant) -> bool {
+impl LinkActivity {
+    /// Notes the number of frames. Returns whether the link is active.
+    fn update(&mut self, frames: u64, now: Instant) -> bool {
         let (before, at) = std::mem::replace(&mut self.frames, (frames, now));
         // After a pause nobody knows when they arrived.
-        if frames > before && now.duration_since(at) < HEARS {
-            self.heard = Some(now);
+        if frames > before && now.duration_since(at) < ACTIVE_FOR {
+            self.last_frame = Some(now);
         }
-        self.heard.is_some_and(|heard| now.duration_since(heard) < HEARS)
+        self.last_frame.is_some_and(|frame| now.duration_since(frame) < ACTIVE_FOR)
     }
 }
 
@@ -112,7 +113,7 @@ pub(super) async fn run(mut contender: Contender, messages: mpsc::Sender<Message
     loop {
         let decided = *arbitration.borrow_and_update();
         let VrrpClaims { groups, rank } = *contender.claimed.borrow_and_update();
-        let (link, hears_link, keeps) = (contender.link.clone(), contender.hears_link(), decided.keeps & groups);
+        let (link, hears_link, keeps) = (contender.link.clone(), contender.is_link_active(), decided.keeps & groups);
         let claims = GroupClaims { groups, link, hears_link, rank, keeps, number };
         let pause = if decided.contested == 0 { REPEATS_UNCONTESTED } else { REPEATS };
         let due = said.as_ref().filter(|(said, _)| *said == claims).map(|(_, at)| *at + pause);
@@ -182,7 +183,7 @@ mod tests {
         while !next(&mut said).await.hears_link {}
         let at = Instant::now();
         while next(&mut said).await.hears_link {}
-        assert!(at.elapsed() > HEARS - 2 * REPEATS, "few frames are enough");
+        assert!(at.elapsed() > ACTIVE_FOR - 2 * REPEATS, "few frames are enough");
         drop(said);
         timeout(LONG, task).await.unwrap().unwrap();
     }
@@ -206,14 +207,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn frames_that_came_while_nobody_looked_prove_nothing() {
-        let mut hearing = Hearing { frames: (0, Instant::now()), heard: None };
-        sleep(HEARS).await;
-        assert!(!hearing.hears(100, Instant::now()));
+        let mut activity = LinkActivity { frames: (0, Instant::now()), last_frame: None };
+        sleep(ACTIVE_FOR).await;
+        assert!(!activity.update(100, Instant::now()));
         sleep(REPEATS).await;
-        assert!(hearing.hears(101, Instant::now()));
-        sleep(HEARS - REPEATS).await;
-        assert!(hearing.hears(101, Instant::now()), "and it is not forgotten at once");
+        assert!(activity.update(101, Instant::now()));
+        sleep(ACTIVE_FOR - REPEATS).await;
+        assert!(activity.update(101, Instant::now()), "and it is not forgotten at once");
         sleep(REPEATS).await;
-        assert!(!hearing.hears(101, Instant::now()));
+        assert!(!activity.update(101, Instant::now()));
     }
 }

@@ -86,15 +86,15 @@ fn gateway(
     let (known, known_in) = watch::channel(None);
     let facts = Facts {
         served: watch::channel(Served::default()).1,
-        reached: watch::channel(None).1,
+        applied: watch::channel(None).1,
         fleet: watch::Sender::default().subscribe(),
         workers: Vec::new(),
     };
     let (connected, draining) = (watch::Sender::new(false), watch::Sender::new(false));
     let answering = std::sync::Arc::new(|_: &_| v1::answer::Reply::Refusal("nobody asks".to_owned()));
     let membership = watch::Sender::default();
-    let channels = ClientChannels { known, connected, draining, membership, contender: None, answering, facts };
-    (tokio::spawn(run(settings, channels)), known_in)
+    let channels = ClientChannels { state: known, connected, draining, membership, contender: None, answering, facts };
+    (tokio::spawn(ControllerClient { settings, channels }.run()), known_in)
 }
 
 #[tokio::test]

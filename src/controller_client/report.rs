@@ -33,7 +33,7 @@ pub struct Facts {
     /// The newest published snapshot data.
     pub served: watch::Receiver<Served>,
     /// The generation that every worker has applied; `None` before the first.
-    pub reached: watch::Receiver<Option<Generation>>,
+    pub applied: watch::Receiver<Option<Generation>>,
     /// Its part in the fleet, which wakes only at news.
     pub fleet: watch::Receiver<FleetStatus>,
     /// The counters of the workers.
@@ -50,7 +50,7 @@ impl Facts {
     async fn changed(&mut self) -> Result<(), RecvError> {
         tokio::select! {
             changed = self.served.changed() => changed,
-            changed = self.reached.changed() => changed,
+            changed = self.applied.changed() => changed,
             changed = self.fleet.changed() => changed,
         }
     }
@@ -166,7 +166,7 @@ impl Reported {
     /// The differences to the last report; `None` if there are none. Unchanged services are not examined.
     fn news(&mut self, facts: &mut Facts) -> Option<v1::Report> {
         let served = facts.served.borrow_and_update().clone();
-        let ready = served.ready && facts.reached.borrow_and_update().is_some();
+        let ready = served.ready && facts.applied.borrow_and_update().is_some();
         let (mut changed, mut removed) = (Vec::new(), Vec::new());
         for item in self.services.diff(&served.services) {
             match item {
@@ -230,7 +230,7 @@ mod tests {
     /// The input channels.
     struct Gateway {
         served: watch::Sender<Served>,
-        reached: watch::Sender<Option<Generation>>,
+        applied: watch::Sender<Option<Generation>>,
         fleet: watch::Sender<FleetStatus>,
         acknowledged: watch::Sender<Option<Generation>>,
     }
@@ -238,12 +238,12 @@ mod tests {
     impl Gateway {
         fn new() -> (Self, Facts, watch::Receiver<Option<Generation>>) {
             let (served, served_in) = watch::channel(Served::default());
-            let (reached, reached_in) = watch::channel(None);
+            let (applied, applied_in) = watch::channel(None);
             let (fleet, fleet_in) = watch::channel(FleetStatus::default());
             let (acknowledged, acknowledged_in) = watch::channel(None);
             (
-                Self { served, reached, fleet, acknowledged },
-                Facts { served: served_in, reached: reached_in, fleet: fleet_in, workers: Vec::new() },
+                Self { served, applied, fleet, acknowledged },
+                Facts { served: served_in, applied: applied_in, fleet: fleet_in, workers: Vec::new() },
                 acknowledged_in,
             )
         }
@@ -262,7 +262,7 @@ mod tests {
             let nets: Vec<IpNet> = nets.into_iter().map(|net| net.parse().unwrap()).collect();
             gateway.served.send_replace(Served { ready: true, prefixes: nets.clone().into(), ..Served::default() });
             let generation = Generation { epoch: "e".to_owned(), counter };
-            gateway.reached.send_replace(Some(generation.clone()));
+            gateway.applied.send_replace(Some(generation.clone()));
             gateway.acknowledged.send_replace(Some(generation));
             let mut reported = Vec::new();
             loop {
@@ -284,7 +284,7 @@ mod tests {
         let mut reported = Reported::default();
         assert_eq!(reported.news(&mut facts), None);
         let [a, b] = [service("a", true), service("b", true)];
-        gateway.reached.send_replace(Some(Generation::default()));
+        gateway.applied.send_replace(Some(Generation::default()));
         gateway.serves(&[Arc::clone(&a), Arc::clone(&b)]);
         let first = reported.news(&mut facts).unwrap();
         assert_eq!((first.ready, first.services, first.removed.len()), (true, vec![health("a", 1), health("b", 1)], 0));
@@ -293,7 +293,7 @@ mod tests {
         gateway.serves(&[service("a", false)]);
         let second = reported.news(&mut facts).unwrap();
         assert_eq!((second.services, second.removed), (vec![health("a", 0)], vec!["default/b".to_owned()]));
-        gateway.reached.send_replace(None);
+        gateway.applied.send_replace(None);
         let third = reported.news(&mut facts).unwrap();
         assert_eq!((third.ready, third.services.len()), (false, 0));
     }
@@ -325,7 +325,7 @@ mod tests {
             all.push(service(&format!("s{counter}"), true));
             gateway.serves(&all);
             let generation = Some(Generation { epoch: "e".to_owned(), counter });
-            gateway.reached.send_replace(generation.clone());
+            gateway.applied.send_replace(generation.clone());
             gateway.acknowledged.send_replace(generation);
             loop {
                 match timeout(LONG, messages.recv()).await.unwrap().unwrap() {
@@ -350,7 +350,7 @@ mod tests {
         let generation = |counter| Some(Generation { epoch: "e".to_owned(), counter });
         let forwards_by = |counter, services: &[Arc<ServiceView>]| {
             gateway.serves(services);
-            gateway.reached.send_replace(generation(counter));
+            gateway.applied.send_replace(generation(counter));
             gateway.acknowledged.send_replace(generation(counter));
         };
         let mut is_refused = false;
@@ -379,7 +379,7 @@ mod tests {
         let (gateway, facts, acknowledged) = Gateway::new();
         let (sender, mut messages) = mpsc::channel(1);
         let task = tokio::spawn(run(facts, acknowledged, sender));
-        gateway.reached.send_replace(Some(Generation::default()));
+        gateway.applied.send_replace(Some(Generation::default()));
         let started = Instant::now();
         for step in 0..100 {
             gateway.serves(&[service("a", step % 2 == 0)]);

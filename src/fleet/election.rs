@@ -1,4 +1,4 @@
-//! The election of the owners of VIPs: starts keepalived, tells it how fit this gateway is, and follows what it says.
+//! The election of the owners of VIPs: starts keepalived, sets its priorities, and follows its notifications.
 //!
 //! Several gateways on a link share the VIPs of `l2` pools by groups ([`proto::vip_group`]); keepalived elects the owner
 //! of each group by VRRP. Workers answer for a group while its lease lasts
@@ -16,13 +16,14 @@ mod duplicates;
 mod joining;
 mod keepalived;
 mod priority;
+mod status;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use dataplane::{GroupsClaimed, LEASE_INTERVALS, Link, Mac, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
+use dataplane::{GroupsClaimed, LEASE_INTERVALS, Link, Network, OwnedGroups, PortIndex, VipAnswers, VipOwnership};
 use proto::Arbitration;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -37,10 +38,11 @@ use crate::worker_threads::Load;
 use defence::{Defence, each};
 use departure::Departure;
 pub use departure::handover_max;
-pub use duplicates::watch_claims;
+pub use duplicates::DuplicateWatch;
 use joining::{Joining, Present};
 use keepalived::{Files, GroupState, Keepalived, Notification};
 use priority::{Fitness, addition, rank};
+pub use status::{ElectionStatus, GroupStatus, VrrpClaims};
 
 /// How often leases and the fitness of the gateway are checked.
 const TICK: Duration = Duration::from_millis(25);
@@ -53,46 +55,7 @@ const SILENT: Duration = Duration::from_secs(10);
 /// gateways that start together.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// A group of VIPs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GroupStatus {
-    /// Whether this gateway owns it.
-    pub is_owner: bool,
-    /// When that changed last.
-    pub since: Option<SystemTime>,
-    /// How often this gateway has taken it.
-    pub takeovers: u64,
-}
-
-/// The election as operators see it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ElectionStatus {
-    /// The groups, in their order; none without an election.
-    pub groups: Vec<GroupStatus>,
-    /// Why the gateway leaves its groups to others, if it does.
-    pub unfit: Option<&'static str>,
-    /// Whether it is still waiting for what it forwards by.
-    pub is_joining: bool,
-    /// How often the election was given up and begun anew.
-    pub restarts: u64,
-    /// VIPs that another station announces too, with its Ethernet address.
-    pub duplicates: BTreeMap<IpAddr, Mac>,
-    /// Announcements of others for VIPs of this gateway since its start.
-    pub claims: u64,
-    /// Groups that other gateways claim, too, and are not heard: bit N is group N.
-    pub contested: u64,
-}
-
-/// What a gateway may own, as far as VRRP knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VrrpClaims {
-    /// The groups: bit N is group N.
-    pub groups: u64,
-    /// How fit the gateway is for them, 0 to 255; higher is better.
-    pub rank: u8,
-}
-
-/// Inputs and outputs of the task.
+/// The task that takes part in the election. Cloned for each start.
 #[derive(Clone, Debug)]
 pub struct Candidacy {
     /// The configuration.
@@ -116,9 +79,9 @@ pub struct Candidacy {
     /// What VRRP gives this gateway.
     pub claimed: watch::Sender<VrrpClaims>,
     /// Cancelled when the gateway is about to end.
-    pub leaving: CancellationToken,
+    pub terminating: CancellationToken,
     /// Cancelled at the end.
-    pub ended: CancellationToken,
+    pub shutdown: CancellationToken,
     /// For which VIPs the next snapshot answers.
     pub answers: watch::Sender<VipAnswers>,
     /// For operators.
@@ -137,43 +100,45 @@ enum Round {
     Lost(&'static str),
 }
 
-/// Takes part in the election until the gateway ends.
-///
-/// # Errors
-/// If keepalived cannot be started, or ends.
-pub async fn run(candidacy: Candidacy) -> Result<(), Failure> {
-    let files = Files::new(&candidacy.settings.state_dir);
-    files.create()?;
-    let mut election = Ownerless(candidacy);
-    loop {
-        election.0.lose_all();
-        let ended = election.0.ended.clone();
-        if ended.run_until_cancelled(election.0.wait_for_workers()).await.is_none() {
-            return Ok(());
-        }
-        let mut standing = Standing::new(&election.0);
-        standing.update(&mut election.0, &files)?;
-        let mut keepalived = Keepalived::start(&files, &election.0.settings)?;
-        election.0.ownership.open();
-        match election.0.round(&mut keepalived, &mut standing, &files).await? {
-            Round::Over => {
-                // Its last advertisements pass only while the leases are open; each ends the lease of its group.
-                keepalived.stop().await;
+impl Candidacy {
+    /// Takes part in the election until the gateway ends.
+    ///
+    /// # Errors
+    /// If keepalived cannot be started, or ends.
+    pub async fn run(self) -> Result<(), Failure> {
+        let files = Files::new(&self.settings.state_dir);
+        files.create()?;
+        let mut election = ResignOnDrop(self);
+        loop {
+            election.0.lose_all();
+            let ended = election.0.shutdown.clone();
+            if ended.run_until_cancelled(election.0.wait_for_workers()).await.is_none() {
                 return Ok(());
             }
-            Round::Lost(why) => {
-                election.0.lose_all();
-                election.0.status.send_modify(|status| status.restarts += 1);
-                tracing::warn!(why, "the gateway gives up its VIPs and stands for election again");
+            let mut priorities = PriorityUpdater::new(&election.0);
+            priorities.update(&mut election.0, &files)?;
+            let mut keepalived = Keepalived::start(&files, &election.0.settings)?;
+            election.0.ownership.open();
+            match election.0.round(&mut keepalived, &mut priorities, &files).await? {
+                Round::Over => {
+                    // Its last advertisements pass only while the leases are open; each ends the lease of its group.
+                    keepalived.stop().await;
+                    return Ok(());
+                }
+                Round::Lost(why) => {
+                    election.0.lose_all();
+                    election.0.status.send_modify(|status| status.restarts += 1);
+                    tracing::warn!(why, "the gateway gives up its VIPs and stands for election again");
+                }
             }
         }
     }
 }
 
-/// An election that owns nothing once it is dropped, whatever ended the task.
-struct Ownerless(Candidacy);
+/// An election that gives up every group once it is dropped, whatever ended the task.
+struct ResignOnDrop(Candidacy);
 
-impl Drop for Ownerless {
+impl Drop for ResignOnDrop {
     fn drop(&mut self) {
         self.0.lose_all();
     }
@@ -227,13 +192,18 @@ impl Candidacy {
     }
 
     /// Follows one keepalived to its end.
-    async fn round(&mut self, keepalived: &mut Keepalived, standing: &mut Standing, files: &Files) -> Result<Round, Failure> {
+    async fn round(
+        &mut self,
+        keepalived: &mut Keepalived,
+        priorities: &mut PriorityUpdater,
+        files: &Files,
+    ) -> Result<Round, Failure> {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (lease_ns, ended) = (self.lease_ns(), self.ended.clone());
+        let (lease_ns, ended) = (self.lease_ns(), self.shutdown.clone());
         let mut last_ns = (self.clock)();
         let silent_until_ns = last_ns.saturating_add(u64::try_from(SILENT.as_nanos())?);
-        let (mut has_told, mut defence) = (false, Defence::default());
+        let (mut is_notified, mut defence) = (false, Defence::default());
         loop {
             let notification = tokio::select! {
                 () = ended.cancelled() => return Ok(Round::Over),
@@ -246,20 +216,20 @@ impl Candidacy {
                 return Ok(Round::Lost("it was stopped for longer than a lease"));
             }
             last_ns = now_ns;
-            if !standing.workers_poll(now_ns, lease_ns) {
+            if !priorities.workers_poll(now_ns, lease_ns) {
                 return Ok(Round::Lost("a worker does not poll"));
             }
             if self.ownership.expired(now_ns).next().is_some() {
                 return Ok(Round::Lost("no advertisement has left in time"));
             }
-            has_told |= notification.is_some();
-            if !has_told && now_ns > silent_until_ns {
+            is_notified |= notification.is_some();
+            if !is_notified && now_ns > silent_until_ns {
                 return Ok(Round::Lost("keepalived tells nothing; at level debug its messages say why"));
             }
             if let Some(notification) = notification {
                 self.follow(notification, &mut defence, now_ns);
             }
-            self.obey(&mut defence, now_ns);
+            self.apply_arbitration(&mut defence, now_ns);
             if self.owns_some() && !self.is_heard() {
                 return Ok(Round::Lost("others cannot hear it: its port has no link"));
             }
@@ -269,7 +239,7 @@ impl Candidacy {
             if defence.is_due(now_ns) {
                 self.answers.send_modify(|answers| defence.apply(answers, now_ns));
             }
-            standing.update(self, files)?;
+            priorities.update(self, files)?;
         }
     }
 
@@ -322,10 +292,10 @@ impl Candidacy {
     }
 }
 
-/// How this gateway stands for election, as far as keepalived was told.
-struct Standing {
-    /// What is added to the priority of each group.
-    told: Vec<Option<i16>>,
+/// The priorities of this gateway in the election, as far as keepalived has them.
+struct PriorityUpdater {
+    /// What is added to the priority of each group; `None` before it was written.
+    written: Vec<Option<i16>>,
     /// Polls of each worker, and when they last advanced, ns.
     polls: Vec<(u64, u64)>,
     loads: Vec<Arc<Load>>,
@@ -334,14 +304,14 @@ struct Standing {
     departure: Departure,
 }
 
-impl Standing {
+impl PriorityUpdater {
     fn new(election: &Candidacy) -> Self {
         let now_ns = (election.clock)();
         let polls = election.loads.iter().map(|load| (load.read().polls, now_ns)).collect();
-        let told = vec![None; election.settings.election.groups.into()];
+        let written = vec![None; election.settings.election.groups.into()];
         let has_backends = has_backends(&election.served.borrow());
         let (loads, joining) = (election.loads.clone(), Joining::new(now_ns));
-        Self { told, polls, loads, has_backends, joining, departure: Departure::default() }
+        Self { written, polls, loads, has_backends, joining, departure: Departure::default() }
     }
 
     /// Whether every worker has polled within `limit_ns`.
@@ -375,11 +345,11 @@ impl Standing {
         } else {
             self.departure = Departure::default();
         }
-        for (group, told) in (0..).zip(&mut self.told) {
+        for (group, written) in (0..).zip(&mut self.written) {
             let is_owned = owned & 1 << group != 0;
             let holds_on = fitness == Fitness::Drained && is_owned && !self.departure.gives(group);
             let addition = addition(if holds_on { Fitness::Fit } else { fitness }, keeps && is_owned);
-            if told.replace(addition) != Some(addition) {
+            if written.replace(addition) != Some(addition) {
                 files.add_to_priority(group, addition)?;
             }
         }
@@ -408,7 +378,7 @@ impl Standing {
         ];
         let problem = problems.into_iter().find_map(|(is_so, why)| is_so.then_some(why));
         match (joins, problem) {
-            _ if election.leaving.is_cancelled() => Fitness::Leaves("it ends"),
+            _ if election.terminating.is_cancelled() => Fitness::Leaves("it ends"),
             (Some(why), _) => Fitness::Joins(why),
             (None, Some(_)) if is_drained => Fitness::Leaves("it is drained"),
             (None, None) if is_drained => Fitness::Drained,

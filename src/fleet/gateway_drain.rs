@@ -4,7 +4,7 @@
 //! Invariant: a drain here only withdraws routes. First routers are asked to prefer other gateways, then the routes go.
 //! Packets that still arrive are forwarded, so that routers have time to converge.
 //!
-//! Not here: the routes (`netlink`), and VIPs of `l2` pools, which other gateways take by election (`agent::fleet::election`);
+//! Not here: the routes (`netlink`), and VIPs of `l2` pools, which other gateways take by election (`fleet::election`);
 //! without one, ARP for them is still answered, because no other gateway would.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,9 +48,11 @@ impl AnnouncePolicy {
     }
 }
 
-/// What decides about the announcement.
+/// The task that decides which VIPs are announced. Cloned for each start.
 #[derive(Clone, Debug)]
-pub struct AnnounceInputs {
+pub struct GatewayDrain {
+    /// How VIPs are announced.
+    pub policy: AnnouncePolicy,
     /// VIPs of `routed` pools, and the prefix by which each is announced.
     pub routed: watch::Receiver<BTreeMap<IpAddr, IpNet>>,
     /// The services with their backends.
@@ -58,16 +60,18 @@ pub struct AnnounceInputs {
     /// Whether the gateway was drained by hand.
     pub draining: watch::Receiver<bool>,
     /// Cancelled when the gateway is about to end.
-    pub leaving: CancellationToken,
+    pub terminating: CancellationToken,
+    /// Output.
+    pub announced: watch::Sender<Announcement>,
 }
 
-impl AnnounceInputs {
+impl GatewayDrain {
     /// The prefixes to announce while the gateway does not drain. A prefix of several VIPs stands while one of them is to be
     /// announced.
-    fn prefixes(&mut self, without_backends: WithoutBackends, recovery: &mut Recovery) -> BTreeSet<IpNet> {
+    fn prefixes(&mut self, recovery: &mut Recovery) -> BTreeSet<IpNet> {
         let routed = self.routed.borrow_and_update();
         let served = self.served.borrow_and_update();
-        if without_backends == WithoutBackends::Keep || routed.is_empty() {
+        if self.policy.without_backends == WithoutBackends::Keep || routed.is_empty() {
             return routed.values().copied().collect();
         }
         let usable = served.usable_frontends();
@@ -103,39 +107,38 @@ impl Recovery {
     }
 }
 
-/// Announces `routed` VIPs unless the gateway drains or is about to end.
-///
-/// # Errors
-/// If a sender is dropped.
-pub async fn run(
-    policy: AnnouncePolicy,
-    mut inputs: AnnounceInputs,
-    announced: watch::Sender<Announcement>,
-) -> Result<(), Failure> {
-    // When the routes are withdrawn, while the gateway drains.
-    let mut withdrawn_at: Option<Instant> = None;
-    let mut was_draining = false;
-    let mut recovery = Recovery::default();
-    loop {
-        let (is_draining, is_leaving) = (*inputs.draining.borrow_and_update(), inputs.leaving.is_cancelled());
-        if std::mem::replace(&mut was_draining, is_draining) != is_draining {
-            let what = if is_draining { "drained: routes to VIPs are withdrawn" } else { "no longer drained" };
-            tracing::warn!(is_draining, "{what}");
-        }
-        withdrawn_at = (is_draining || is_leaving).then(|| withdrawn_at.unwrap_or_else(|| Instant::now() + policy.demoted_for()));
-        let is_withdrawn = withdrawn_at.is_some_and(|at| at <= Instant::now());
-        let mut prefixes = inputs.prefixes(policy.without_backends, &mut recovery);
-        if is_withdrawn {
-            prefixes.clear();
-        }
-        send_if_changed(&announced, Announcement { prefixes, is_draining: withdrawn_at.is_some() });
-        let at = withdrawn_at.filter(|_| !is_withdrawn).into_iter().chain(recovery.next()).min();
-        tokio::select! {
-            changed = inputs.routed.changed() => changed?,
-            changed = inputs.served.changed() => changed?,
-            changed = inputs.draining.changed() => changed?,
-            () = inputs.leaving.cancelled(), if !is_leaving => {}
-            () = sleep_until(at.unwrap_or_else(Instant::now)), if at.is_some() => {}
+impl GatewayDrain {
+    /// Announces `routed` VIPs unless the gateway drains or is about to end.
+    ///
+    /// # Errors
+    /// If a sender is dropped.
+    pub async fn run(mut self) -> Result<(), Failure> {
+        // When the routes are withdrawn, while the gateway drains.
+        let mut withdrawn_at: Option<Instant> = None;
+        let mut was_draining = false;
+        let mut recovery = Recovery::default();
+        loop {
+            let (is_draining, is_terminating) = (*self.draining.borrow_and_update(), self.terminating.is_cancelled());
+            if std::mem::replace(&mut was_draining, is_draining) != is_draining {
+                let what = if is_draining { "drained: routes to VIPs are withdrawn" } else { "no longer drained" };
+                tracing::warn!(is_draining, "{what}");
+            }
+            withdrawn_at = (is_draining || is_terminating)
+                .then(|| withdrawn_at.unwrap_or_else(|| Instant::now() + self.policy.demoted_for()));
+            let is_withdrawn = withdrawn_at.is_some_and(|at| at <= Instant::now());
+            let mut prefixes = self.prefixes(&mut recovery);
+            if is_withdrawn {
+                prefixes.clear();
+            }
+            send_if_changed(&self.announced, Announcement { prefixes, is_draining: withdrawn_at.is_some() });
+            let at = withdrawn_at.filter(|_| !is_withdrawn).into_iter().chain(recovery.next()).min();
+            tokio::select! {
+                changed = self.routed.changed() => changed?,
+                changed = self.served.changed() => changed?,
+                changed = self.draining.changed() => changed?,
+                () = self.terminating.cancelled(), if !is_terminating => {}
+                () = sleep_until(at.unwrap_or_else(Instant::now)), if at.is_some() => {}
+            }
         }
     }
 }
@@ -200,7 +203,7 @@ mod tests {
         routed: watch::Sender<BTreeMap<IpAddr, IpNet>>,
         served: watch::Sender<Served>,
         draining: watch::Sender<bool>,
-        leaving: CancellationToken,
+        terminating: CancellationToken,
         seen: watch::Receiver<Announcement>,
     }
 
@@ -210,11 +213,17 @@ mod tests {
             let (served, served_in) = watch::channel(Served::default());
             let (draining, draining_in) = watch::channel(false);
             let (announced, seen) = watch::channel(Announcement::default());
-            let leaving = CancellationToken::new();
-            let inputs = AnnounceInputs { routed: routed_in, served: served_in, draining: draining_in, leaving: leaving.clone() };
-            let policy = AnnouncePolicy { without_backends, drain_on_stop: Duration::from_secs(10) };
-            tokio::spawn(run(policy, inputs, announced));
-            Self { routed, served, draining, leaving, seen }
+            let terminating = CancellationToken::new();
+            let task = GatewayDrain {
+                policy: AnnouncePolicy { without_backends, drain_on_stop: Duration::from_secs(10) },
+                routed: routed_in,
+                served: served_in,
+                draining: draining_in,
+                terminating: terminating.clone(),
+                announced,
+            };
+            tokio::spawn(task.run());
+            Self { routed, served, draining, terminating, seen }
         }
 
         async fn expect(&mut self, list: &[&str], is_draining: bool) -> Instant {
@@ -238,7 +247,7 @@ mod tests {
         assert_eq!((withdrawn - start).as_millis(), 2500, "a quarter of the drain, also when something changes meanwhile");
         rig.draining.send_replace(false);
         rig.expect(&["192.0.2.100", "192.0.2.101"], false).await;
-        rig.leaving.cancel();
+        rig.terminating.cancel();
         rig.expect(&["192.0.2.100", "192.0.2.101"], true).await;
         rig.expect(&[], true).await;
         rig.draining.send_replace(true);

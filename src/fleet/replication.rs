@@ -1,12 +1,12 @@
-//! Replication of flows to partners: who they are and what they have, and the task that does it.
+//! Replication of flows to partners: the partners, their progress, and the task.
 //!
-//! Each gateway *follows* each partner by a session: a TCP connection, by which the partner first tells all its flows that
+//! Each gateway *follows* each partner by a session: a TCP connection, by which the partner first sends all its flows that
 //! last, and sealed datagrams with the news of them. So between two gateways there are two sessions, one in each
 //! direction (docs/internals/replication.md).
 //!
 //! Invariant: workers never wait for it; what does not fit into a queue is counted. Memory is bounded: 11 MB of batches
 //! that were sent, and 18 MB for each partner at most (`window`, `hub`).
-//! Not here: which flows a worker tells, and what it makes of those of partners (`dataplane`).
+//! Not here: which flows a worker reports, and what it makes of those of partners (`dataplane`).
 
 mod agreement;
 mod channel;
@@ -17,8 +17,8 @@ mod hub;
 mod message;
 mod record;
 mod seal;
+mod sender;
 mod sent;
-mod teller;
 mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use dataplane::{Tunables, VipAnswers};
 use proto::limits::PARTNERS_MAX;
-use proto::{GatewayState, Generation, Membership, Origin};
+use proto::{GatewayState, Generation, GroupKey, Membership, Origin};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
@@ -43,12 +43,12 @@ use crate::settings::Replication;
 use crate::worker_threads::inquiries::Inquiries;
 use agreement::Agreement;
 pub use exchange::ReplicaExchange;
-use hub::{Hub, PARTNER_LEFT};
+use hub::{Hub, HubParts, PARTNER_LEFT, PartnerState};
 use seal::Identity;
 
 /// Interval at which news of the workers is taken: less than a packet of TCP takes through a wide network.
 const TAKE_EVERY: Duration = Duration::from_millis(10);
-/// Interval at which acknowledgements of partners are compared with what was told; they come every 100 ms.
+/// Interval at which acknowledgements of partners are compared with what was sent; they come every 100 ms.
 const ARRIVALS_EVERY: Duration = Duration::from_millis(100);
 /// Interval at which the status is published.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
@@ -75,7 +75,7 @@ const CAUSES_MAX: usize = 8;
 /// A partner as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartnerStatus {
-    /// Its name, once it has told it.
+    /// Its name, once it is known.
     pub name: Option<String>,
     /// Where it is reached.
     pub address: SocketAddr,
@@ -96,15 +96,27 @@ pub struct ReplicationStatus {
     pub awaits_copies: bool,
 }
 
-/// The inputs and outputs of the task.
+impl ReplicationStatus {
+    /// The status at the start: flows of partners are awaited, if there may be any.
+    #[must_use]
+    pub fn at_start(settings: Option<&Replication>) -> Self {
+        Self { awaits_copies: settings.is_some(), ..Self::default() }
+    }
+}
+
+/// The task that replicates flows. Cloned for each start.
 #[derive(Clone, Debug)]
-pub struct ReplicationInputs {
+pub struct FlowReplicator {
     /// This gateway's name.
     pub gateway: String,
     /// Its settings.
     pub settings: Replication,
-    /// Number of groups of VIPs, and the VRID of the first.
-    pub election: (u8, u8),
+    /// The keys of `fleet.key`, as they change; the first one is preferred.
+    pub keys: watch::Receiver<Vec<GroupKey>>,
+    /// Number of groups of VIPs.
+    pub groups: u8,
+    /// The VRID of the first.
+    pub first_vrid: u8,
     /// The queues of the workers.
     pub exchange: Arc<ReplicaExchange>,
     /// Lists flows.
@@ -115,42 +127,60 @@ pub struct ReplicationInputs {
     pub tunables: watch::Receiver<Tunables>,
     /// What the controller says.
     pub membership: watch::Receiver<Option<Membership>>,
-    /// The newest state, and the generation that every worker forwards by.
-    pub state: (watch::Receiver<Option<GatewayState>>, watch::Receiver<Option<Generation>>),
+    /// The current state.
+    pub state: watch::Receiver<Option<GatewayState>>,
+    /// The generation that every worker has applied.
+    pub applied: watch::Receiver<Option<Generation>>,
     /// Output.
     pub status: watch::Sender<ReplicationStatus>,
 }
 
-/// Replicates flows.
-///
-/// # Errors
-/// If the address is in use, or is not of this machine.
-pub async fn run(inputs: ReplicationInputs) -> Result<(), Failure> {
-    let ReplicationInputs { gateway, settings, election, exchange, inquiries, answers, tunables, membership, state, status } =
-        inputs;
-    let listen = settings.listen;
-    let failed = |error: io::Error| format!("fleet.listen {listen}: {error}; is it an address of this machine, and free?");
-    let listener = TcpListener::bind(listen).await.map_err(failed)?;
-    let socket = UdpSocket::bind(listen).await.map_err(failed)?;
-    enlarge_buffer(&socket);
-    let agreement = Agreement { groups: election.0, first_vrid: election.1 };
-    let digest = agreement.digest(&tunables.borrow().snat);
-    let identity = Identity { name: gateway, address: listen, process: seal::random()?, agreement: digest };
-    let key = settings.key.as_ref().map(|file| file.key);
-    let hub =
-        Arc::new(Hub::new((identity, agreement), (settings.after, key), (exchange, inquiries), (answers, tunables), socket));
-    let (named, partners) = watch::channel(None);
-    let mut tasks = JoinSet::new();
-    tasks.spawn(take_news(Arc::clone(&hub)));
-    tasks.spawn(note_arrivals(Arc::clone(&hub)));
-    tasks.spawn(receive(Arc::clone(&hub)));
-    tasks.spawn(serve(Arc::clone(&hub), listener));
-    tasks.spawn(follow(Arc::clone(&hub), settings, (membership, state), named));
-    tasks.spawn(publish(hub, partners, status));
-    match tasks.join_next().await {
-        Some(Err(error)) => Err(error.into()),
-        Some(Ok(Err(error))) => Err(failed(error).into()),
-        Some(Ok(Ok(()))) | None => Err("a task of the replication has ended".into()),
+impl FlowReplicator {
+    /// Replicates flows.
+    ///
+    /// # Errors
+    /// If the address is in use, or is not of this machine.
+    pub async fn run(self) -> Result<(), Failure> {
+        let listen = self.settings.listen;
+        let failed = |error: io::Error| format!("fleet.listen {listen}: {error}; is it an address of this machine, and free?");
+        let listener = TcpListener::bind(listen).await.map_err(failed)?;
+        let socket = UdpSocket::bind(listen).await.map_err(failed)?;
+        enlarge_buffer(&socket);
+        let agreement = Agreement { groups: self.groups, first_vrid: self.first_vrid };
+        let digest = agreement.digest(&self.tunables.borrow().snat);
+        let own = Identity { name: self.gateway, address: listen, process: seal::random()?, agreement: digest };
+        let hub = Arc::new(Hub::new(HubParts {
+            own,
+            agreement,
+            keys: self.settings.key.is_some().then(|| self.keys.borrow().clone()),
+            after: self.settings.after,
+            exchange: self.exchange,
+            inquiries: self.inquiries,
+            answers: self.answers,
+            tunables: self.tunables,
+            socket,
+        }));
+        let (named, partners) = watch::channel(None);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(take_news(Arc::clone(&hub)));
+        tasks.spawn(note_arrivals(Arc::clone(&hub)));
+        tasks.spawn(receive(Arc::clone(&hub)));
+        tasks.spawn(serve(Arc::clone(&hub), listener));
+        let inputs = FollowInputs {
+            settings: self.settings,
+            keys: self.keys,
+            membership: self.membership,
+            state: self.state,
+            applied: self.applied,
+            named,
+        };
+        tasks.spawn(follow(Arc::clone(&hub), inputs));
+        tasks.spawn(publish(hub, partners, self.status));
+        match tasks.join_next().await {
+            Some(Err(error)) => Err(error.into()),
+            Some(Ok(Err(error))) => Err(failed(error).into()),
+            Some(Ok(Ok(()))) | None => Err("a task of the replication has ended".into()),
+        }
     }
 }
 
@@ -171,14 +201,14 @@ async fn take_news(hub: Arc<Hub>) -> io::Result<()> {
         hub.note_owned();
         let head = {
             let mut sent = hub.sent();
-            sent.add(hub.exchange.told(), Instant::now());
+            sent.add(hub.exchange.events(), Instant::now());
             sent.next()
         };
         send_if_changed(&hub.head, head);
     }
 }
 
-/// Notes until when partners have everything that this gateway told.
+/// Notes until when partners have everything that this gateway sent.
 async fn note_arrivals(hub: Arc<Hub>) -> io::Result<()> {
     let mut every = interval(ARRIVALS_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -191,18 +221,18 @@ async fn note_arrivals(hub: Arc<Hub>) -> io::Result<()> {
     }
 }
 
-/// Passes datagrams to their sessions.
+/// Dispatches datagrams to their sessions.
 async fn receive(hub: Arc<Hub>) -> io::Result<()> {
     let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
     loop {
         // A partner without a socket makes an error of the last datagram to it.
         if let Ok((length, _)) = hub.socket.recv_from(&mut buffer).await {
-            hub.pass(&buffer[..length]);
+            hub.dispatch(&buffer[..length]);
         }
     }
 }
 
-/// Tells partners that dial this gateway. Who has not proven yet that it is one takes no place of a session.
+/// Sends flows to partners that dial this gateway. Who has not proven yet that it is one takes no place of a session.
 async fn serve(hub: Arc<Hub>, listener: TcpListener) -> io::Result<()> {
     let (mut greetings, mut sessions) = (JoinSet::new(), JoinSet::new());
     let (mut greeted, mut logged) = (BTreeMap::<IpAddr, usize>::new(), Logged::new());
@@ -223,7 +253,7 @@ async fn serve(hub: Arc<Hub>, listener: TcpListener) -> io::Result<()> {
                 }
                 *greeted.entry(from).or_default() += 1;
                 let hub = Arc::clone(&hub);
-                greetings.spawn(async move { (from, teller::greet(&hub, stream).await) });
+                greetings.spawn(async move { (from, sender::greet(&hub, stream).await) });
             }
             Some(Ok((from, result))) = greetings.join_next() => {
                 greeted.entry(from).and_modify(|count| *count -= 1);
@@ -237,7 +267,7 @@ async fn serve(hub: Arc<Hub>, listener: TcpListener) -> io::Result<()> {
                         let hub = Arc::clone(&hub);
                         sessions.spawn(async move {
                             let (gateway, address) = (greeting.follower().name.clone(), greeting.follower().address);
-                            let Err(error) = teller::serve(hub, greeting).await;
+                            let Err(error) = sender::serve(hub, greeting).await;
                             tracing::warn!(gateway, %address, %error, "a partner no longer follows the flows of this gateway");
                         });
                     }
@@ -267,34 +297,40 @@ fn note_refusal(logged: &mut Logged, from: IpAddr, error: String) -> bool {
     is_new
 }
 
-type StateReceivers = (watch::Receiver<Option<GatewayState>>, watch::Receiver<Option<Generation>>);
-
 /// Whether every worker forwards by the state of a controller. In one from disk, backends of earlier still have to pass a
 /// probe.
-fn has_state(known: &Option<GatewayState>, reached: &Option<Generation>) -> bool {
-    let current = known.as_ref().filter(|known| known.origin != Origin::Disk);
-    current.is_some_and(|known| Some(&known.state.generation) == reached.as_ref())
+fn has_state(state: &Option<GatewayState>, applied: &Option<Generation>) -> bool {
+    let current = state.as_ref().filter(|current| current.origin != Origin::Disk);
+    current.is_some_and(|current| Some(&current.state.generation) == applied.as_ref())
+}
+
+/// Inputs and output of [`follow`].
+struct FollowInputs {
+    settings: Replication,
+    keys: watch::Receiver<Vec<GroupKey>>,
+    membership: watch::Receiver<Option<Membership>>,
+    state: watch::Receiver<Option<GatewayState>>,
+    applied: watch::Receiver<Option<Generation>>,
+    /// Output: the partners that are followed; `None` before they are known.
+    named: watch::Sender<Option<Vec<SocketAddr>>>,
 }
 
 /// Follows the partners, as they are configured or named by the controller. A gateway that starts first waits for its
 /// state: it would refuse flows to backends that it does not know yet.
-async fn follow(
-    hub: Arc<Hub>,
-    settings: Replication,
-    (mut membership, (known, mut reached)): (watch::Receiver<Option<Membership>>, StateReceivers),
-    named: watch::Sender<Option<Vec<SocketAddr>>>,
-) -> io::Result<()> {
+async fn follow(hub: Arc<Hub>, inputs: FollowInputs) -> io::Result<()> {
+    let FollowInputs { settings, mut keys, mut membership, state, mut applied, named } = inputs;
     let (mut sessions, mut followed) = (JoinSet::new(), BTreeMap::<SocketAddr, (AbortHandle, Instant)>::new());
     let mut every = interval(STATUS_EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (started, mut has_state_now) = (Instant::now(), false);
     loop {
-        has_state_now |= has_state(&known.borrow(), &reached.borrow_and_update()) || started.elapsed() > STATE_MAX;
-        let known = membership.borrow_and_update().clone();
-        if let Some(known) = known.as_ref().filter(|_| settings.key.is_none()) {
-            hub.take_key(known);
+        has_state_now |= has_state(&state.borrow(), &applied.borrow_and_update()) || started.elapsed() > STATE_MAX;
+        hub.set_keys(&keys.borrow_and_update());
+        let members = membership.borrow_and_update().clone();
+        if let Some(members) = members.as_ref().filter(|_| settings.key.is_none()) {
+            hub.take_key(members);
         }
-        let others = known.iter().flat_map(|known| &known.others).map(|other| other.replication);
+        let others = members.iter().flat_map(|members| &members.others).map(|other| other.replication);
         let wanted: Vec<_> = if settings.partners.is_empty() { others.collect() } else { settings.partners.clone() };
         let now = Instant::now();
         let others = wanted.into_iter().filter(|partner| has_state_now && *partner != settings.listen);
@@ -312,7 +348,8 @@ async fn follow(
         send_if_changed(&named, has_state_now.then(|| followed.keys().copied().collect()));
         tokio::select! {
             changed = membership.changed() => changed.map_err(io::Error::other)?,
-            changed = reached.changed() => changed.map_err(io::Error::other)?,
+            changed = applied.changed() => changed.map_err(io::Error::other)?,
+            changed = keys.changed() => changed.map_err(io::Error::other)?,
             _ = every.tick() => {}
             // Only those that were aborted end, unless one panics.
             Some(Err(error)) = sessions.join_next() => if error.is_panic() { return Err(io::Error::other(error)) },
@@ -332,22 +369,22 @@ async fn publish(
     loop {
         every.tick().await;
         let named = partners.borrow().clone();
-        let standings = hub.standings(named.as_deref().unwrap_or_default());
-        if standings.values().any(|standing| standing.is_followed || standing.follows.is_some()) {
+        let partner_states = hub.partner_states(named.as_deref().unwrap_or_default());
+        if partner_states.values().any(|state| state.is_followed || state.follows.is_some()) {
             last_session = Some(Instant::now());
         }
         hub.exchange.set_partners(last_session.is_some_and(|last| last.elapsed() < PARTNER_LEFT));
-        let awaits = |partner: &SocketAddr| standings.get(partner).is_some_and(|one| !one.is_followed && !one.has_failed);
+        let awaits = |partner: &SocketAddr| partner_states.get(partner).is_some_and(|one| !one.is_followed && !one.has_failed);
         let awaits_copies = named.is_none_or(|named| named.iter().any(awaits));
-        let followed = standings.values().filter(|standing| standing.is_followed).count();
+        let followed = partner_states.values().filter(|state| state.is_followed).count();
         hub.exchange.followed.store(followed as u64, Ordering::Relaxed);
-        let partner = |(address, standing): (SocketAddr, hub::PartnerStanding)| PartnerStatus {
-            name: standing.name,
+        let partner = |(address, state): (SocketAddr, PartnerState)| PartnerStatus {
+            name: state.name,
             address,
-            is_in_sync: standing.follows.is_some_and(|follower| follower.is_in_sync),
-            lag: standing.follows.map(|follower| hub.lag(follower.acknowledged)),
+            is_in_sync: state.follows.is_some_and(|follower| follower.is_in_sync),
+            lag: state.follows.map(|follower| hub.lag(follower.acknowledged)),
         };
-        let partners = standings.into_iter().map(partner).collect();
+        let partners = partner_states.into_iter().map(partner).collect();
         send_if_changed(&status, ReplicationStatus { partners, shadow_flows: hub.exchange.shadow_flows(), awaits_copies });
     }
 }
@@ -355,14 +392,19 @@ async fn publish(
 #[cfg(test)]
 mod tests {
     use dataplane::OwnedGroups;
-    use proto::{GroupKey, Member, State};
+    use proto::{Member, State};
     use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::settings::KeyFile;
     use crate::worker_threads::inquiries::tests::without_workers;
 
     const LONG: Duration = Duration::from_secs(120);
+
+    fn group_keys(keys: &[u8]) -> Vec<GroupKey> {
+        keys.iter().map(|key| GroupKey::new([*key; 32])).collect()
+    }
 
     /// A gateway whose worker does nothing.
     struct Gateway {
@@ -370,6 +412,7 @@ mod tests {
         listen: SocketAddr,
         answers: watch::Sender<VipAnswers>,
         membership: watch::Sender<Option<Membership>>,
+        keys: watch::Sender<Vec<GroupKey>>,
         known: watch::Sender<Option<GatewayState>>,
         _reached: watch::Sender<Option<Generation>>,
         exchange: Arc<ReplicaExchange>,
@@ -379,9 +422,16 @@ mod tests {
 
     impl Gateway {
         fn start(name: &'static str) -> Self {
+            Self::start_with(name, None)
+        }
+
+        /// With the keys of a file, if there are some.
+        fn start_with(name: &'static str, keys: Option<&[u8]>) -> Self {
             // A port that is free now, for UDP too.
             let listen = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-            let settings = Replication { listen, ..Replication::default() };
+            let key = keys.map(|keys| KeyFile { path: "/fleet.key".into(), keys: group_keys(keys) });
+            let settings = Replication { listen, key, ..Replication::default() };
+            let keys = watch::Sender::new(keys.map(group_keys).unwrap_or_default());
             let exchange = Arc::new(ReplicaExchange::new(Some(&settings), 1));
             let (answers, membership, known) = (watch::Sender::default(), watch::Sender::default(), watch::Sender::new(None));
             let reached = watch::Sender::new(Some(Generation::default()));
@@ -393,20 +443,23 @@ mod tests {
                 flows: limits,
                 targets_max: dataplane::flow::TARGETS_MAX,
             };
-            let inputs = ReplicationInputs {
+            let task = FlowReplicator {
                 gateway: name.to_owned(),
                 settings,
-                election: (2, 101),
+                keys: keys.subscribe(),
+                groups: 2,
+                first_vrid: 101,
                 exchange: Arc::clone(&exchange),
                 inquiries: Arc::new(without_workers()),
                 answers: answers.subscribe(),
                 tunables: watch::Sender::new(tunables).subscribe(),
                 membership: membership.subscribe(),
-                state: (known.subscribe(), reached.subscribe()),
+                state: known.subscribe(),
+                applied: reached.subscribe(),
                 status,
             };
-            let task = tokio::spawn(run(inputs));
-            Self { name, listen, answers, membership, known, _reached: reached, exchange, status: published, task }
+            let task = tokio::spawn(task.run());
+            Self { name, listen, answers, membership, keys, known, _reached: reached, exchange, status: published, task }
         }
 
         fn member(&self) -> Member {
@@ -453,7 +506,7 @@ mod tests {
     async fn gateways_that_a_controller_names_follow_each_other_also_while_one_has_a_newer_key() {
         let [mut one, two] = gateways_in_sync().await;
         assert_eq!(two.status.borrow().partners[0].name.as_deref(), Some("edge-1"));
-        // A new leader has told only the first, and the second starts again and is told the old key at first.
+        // A new leader has given the key only to the first, and the second starts again and gets the old key at first.
         one.names(2, &two);
         let listen = two.listen;
         drop(two);
@@ -466,6 +519,42 @@ mod tests {
         again.has(in_sync).await;
         one.has(in_sync).await;
         assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    #[tokio::test]
+    async fn a_fleet_changes_its_key_one_gateway_after_the_other() {
+        let (old, new) = (1, 2);
+        let (mut one, mut two) = (Gateway::start_with("edge-1", Some(&[old])), Gateway::start_with("edge-2", Some(&[old])));
+        one.names(9, &two);
+        two.names(9, &one);
+        one.has_state();
+        two.has_state();
+        one.has(in_sync).await;
+        two.has(in_sync).await;
+        let copies = |gateway: &Gateway| gateway.exchange.copies().map(|(_, copies)| copies);
+        // Both keys, the new one first. Then one gateway takes the old key out: the sessions by it end, and others begin by
+        // the new one, which both have.
+        one.keys.send_replace(group_keys(&[new, old]));
+        two.keys.send_replace(group_keys(&[new, old]));
+        let before = [copies(&one), copies(&two)].concat();
+        one.keys.send_replace(group_keys(&[new]));
+        let again = async {
+            while [copies(&one), copies(&two)].concat().iter().zip(&before).any(|(now, before)| now <= before) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONG, again).await.unwrap();
+        two.keys.send_replace(group_keys(&[new]));
+        one.has(in_sync).await;
+        two.has(in_sync).await;
+        // A gateway that was forgotten has no session any more.
+        one.keys.send_replace(group_keys(&[old]));
+        let is_apart = |status: &ReplicationStatus| status.partners.iter().all(|partner| partner.lag.is_none());
+        one.has(is_apart).await;
+        two.has(is_apart).await;
+        let before = [copies(&one), copies(&two)];
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!([copies(&one), copies(&two)], before, "an old key alone is refused");
     }
 
     #[tokio::test]

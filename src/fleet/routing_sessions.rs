@@ -1,4 +1,4 @@
-//! Sessions of the routing daemon beside the gateway, BIRD or FRR, as it tells them on its own sockets.
+//! Sessions of the routing daemon beside the gateway, BIRD or FRR, as its sockets report them.
 //!
 //! Invariant: a daemon is only asked, never changed, and one that is not there is no error. When a daemon that had
 //! sessions does not answer any more, they are shown as down: nobody announces the VIPs then.
@@ -53,7 +53,7 @@ impl Program {
     }
 }
 
-/// A program, and the sessions that it told.
+/// A program, and the sessions that it reported.
 #[derive(Debug)]
 struct Asked {
     program: Program,
@@ -65,37 +65,47 @@ struct Asked {
     logged: String,
 }
 
-/// Asks the daemons again and again, those of `auto` while a pool is `routed`. Returns only with an error.
-///
-/// # Errors
-/// Never: it is an endless loop.
-pub async fn run(
-    sockets: DaemonSockets,
-    known: watch::Receiver<Option<GatewayState>>,
-    sessions: watch::Sender<Vec<RoutingSession>>,
-) -> Result<(), Failure> {
-    let mut programs = programs(&sockets);
-    let mut tick = interval(ASK_EVERY);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tick.tick().await;
-        let is_routed = known.borrow().as_ref().is_some_and(announces_routes);
-        if sockets.daemon == RoutingDaemon::Auto && !is_routed {
-            programs.iter_mut().for_each(|asked| asked.sessions.clear());
-        } else {
-            for asked in &mut programs {
-                let timed_out = |_| Err(io::Error::new(ErrorKind::TimedOut, format!("no answer within {ANSWER_TIMEOUT:?}")));
-                let answer = timeout(ANSWER_TIMEOUT, ask(asked.program, &asked.socket)).await.unwrap_or_else(timed_out);
-                asked.take(answer, now_s());
+/// The task that asks routing daemons for their sessions. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct SessionMonitor {
+    /// Key `routing`: the daemon, and its sockets.
+    pub sockets: DaemonSockets,
+    /// The current state: its pools.
+    pub state: watch::Receiver<Option<GatewayState>>,
+    /// Output.
+    pub sessions: watch::Sender<Vec<RoutingSession>>,
+}
+
+impl SessionMonitor {
+    /// Asks the daemons again and again, those of `auto` while a pool is `routed`. Returns only with an error.
+    ///
+    /// # Errors
+    /// Never: it is an endless loop.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { sockets, state, sessions } = self;
+        let mut programs = programs(&sockets);
+        let mut tick = interval(ASK_EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            let is_routed = state.borrow().as_ref().is_some_and(announces_routes);
+            if sockets.daemon == RoutingDaemon::Auto && !is_routed {
+                programs.iter_mut().for_each(|asked| asked.sessions.clear());
+            } else {
+                for asked in &mut programs {
+                    let timed_out = |_| Err(io::Error::new(ErrorKind::TimedOut, format!("no answer within {ANSWER_TIMEOUT:?}")));
+                    let answer = timeout(ANSWER_TIMEOUT, ask(asked.program, &asked.socket)).await.unwrap_or_else(timed_out);
+                    asked.take(answer, now_s());
+                }
             }
+            let all = programs.iter().flat_map(|asked| asked.sessions.values()).take(FLEET_ROWS_MAX).cloned().collect();
+            send_if_changed(&sessions, all);
         }
-        let all = programs.iter().flat_map(|asked| asked.sessions.values()).take(FLEET_ROWS_MAX).cloned().collect();
-        send_if_changed(&sessions, all);
     }
 }
 
-fn announces_routes(known: &GatewayState) -> bool {
-    known.state.pools.iter().any(|pool| pool.announce == Announce::Routed)
+fn announces_routes(current: &GatewayState) -> bool {
+    current.state.pools.iter().any(|pool| pool.announce == Announce::Routed)
 }
 
 fn now_s() -> u64 {

@@ -1,8 +1,7 @@
-//! Services that get less than they ask for, as operators are told: which Service or client has its share, and where SNAT
-//! ports run short.
+//! Services at their limits: which Service or client uses up its share, and where SNAT ports run short.
 //!
-//! Invariant: at most [`FLEET_ROWS_MAX`] are told. One that has not occurred for `TOLD_FOR` is told no longer.
-//! Not here: who is limited (`dataplane`), and how it is told (`status`, `admin`).
+//! Invariant: at most [`FLEET_ROWS_MAX`] limits are reported. A limit that has not occurred for `REPORTED_FOR` is no longer
+//! reported. Not here: the limits themselves (`dataplane`), and how they are shown (`status`, `admin`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,8 +21,8 @@ use crate::agent::watch::send_if_changed;
 
 /// How often counters are read: 10,000 Services take about a millisecond.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// How long a limit is told after it occurred last, so that a load that comes and goes is told once.
-const TOLD_FOR: Duration = Duration::from_secs(300);
+/// How long a limit is reported after it occurred last, so that a load that comes and goes is reported once.
+const REPORTED_FOR: Duration = Duration::from_secs(300);
 
 /// New flows a second to one backend for which the ports of one SNAT address suffice: 64,512 / 60 s.
 pub(crate) const SNAT_PORTS_PER_SECOND: u64 = (SNAT_PORT_LAST - SNAT_PORT_FIRST + 1) as u64 / SNAT_PORT_REST.as_secs();
@@ -40,30 +39,40 @@ pub struct WorkerRoom {
     pub flows_max: u64,
 }
 
-/// What occurred before, and what is told.
+/// Limits that occurred before, and those that are reported.
 #[derive(Debug, Default)]
 struct Limits {
     /// By Service, as far as anything occurred.
     before: BTreeMap<Arc<ServiceName>, Occurred>,
-    told: BTreeMap<(Arc<ServiceName>, LimitKind), (Instant, String)>,
+    reported: BTreeMap<(Arc<ServiceName>, LimitKind), (Instant, String)>,
 }
 
-/// Keeps `limits` current.
-///
-/// # Errors
-/// Never; it ends with the gateway.
-pub async fn run(
-    served: watch::Receiver<Served>,
-    room: WorkerRoom,
-    limits: watch::Sender<Vec<ServiceLimit>>,
-) -> Result<(), Failure> {
-    let mut ticks = interval(LOOK_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut known = Limits::default();
-    loop {
-        ticks.tick().await;
-        let services = served.borrow().services.clone();
-        send_if_changed(&limits, known.look(&services, &room, Instant::now()));
+/// The task that watches for Services at their limits. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct LimitMonitor {
+    /// The Services, with their counters.
+    pub served: watch::Receiver<Served>,
+    /// The room of the workers.
+    pub room: WorkerRoom,
+    /// Output.
+    pub limits: watch::Sender<Vec<ServiceLimit>>,
+}
+
+impl LimitMonitor {
+    /// Keeps `limits` current.
+    ///
+    /// # Errors
+    /// Never; it ends with the gateway.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { served, room, limits } = self;
+        let mut ticks = interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut known = Limits::default();
+        loop {
+            ticks.tick().await;
+            let services = served.borrow().services.clone();
+            send_if_changed(&limits, known.look(&services, &room, Instant::now()));
+        }
     }
 }
 
@@ -76,10 +85,10 @@ fn occurred(service: &ServiceView) -> Occurred {
 }
 
 impl Limits {
-    /// What is to be told now.
+    /// The limits to report now.
     fn look(&mut self, services: &Views, room: &WorkerRoom, now: Instant) -> Vec<ServiceLimit> {
         self.before.retain(|name, _| services.contains_key(name));
-        self.told.retain(|(name, _), (until, _)| *until > now && services.contains_key(name));
+        self.reported.retain(|(name, _), (until, _)| *until > now && services.contains_key(name));
         for service in services.values() {
             let occurred = occurred(service);
             if occurred == Occurred::default() {
@@ -88,18 +97,19 @@ impl Limits {
             let before = self.before.insert(Arc::clone(&service.name), occurred).unwrap_or_default();
             for ((kind, count), before) in LimitKind::ALL.into_iter().zip(occurred).zip(before) {
                 let key = (Arc::clone(&service.name), kind);
-                if count > before && (self.told.len() < FLEET_ROWS_MAX || self.told.contains_key(&key)) {
-                    self.told.insert(key, (now + TOLD_FOR, text(service, kind, count - before, room)));
+                if count > before && (self.reported.len() < FLEET_ROWS_MAX || self.reported.contains_key(&key)) {
+                    self.reported.insert(key, (now + REPORTED_FOR, text(service, kind, count - before, room)));
                 }
             }
         }
-        let told = self.told.iter();
-        told.map(|((service, kind), (_, text))| ServiceLimit {
-            service: ServiceName::clone(service),
-            kind: *kind,
-            text: text.clone(),
-        })
-        .collect()
+        let reported = self.reported.iter();
+        reported
+            .map(|((service, kind), (_, text))| ServiceLimit {
+                service: ServiceName::clone(service),
+                kind: *kind,
+                text: text.clone(),
+            })
+            .collect()
     }
 }
 
@@ -161,15 +171,23 @@ mod tests {
         drops.count_for_tests(0, DropReason::FlowShare);
         drops.count_for_tests(1, DropReason::SnatShare);
         drops.count_for_tests(1, DropReason::SnatExhausted);
-        let told = limits.look(&services, &room, start);
-        let kinds: Vec<_> = told.iter().map(|limit| (limit.service.to_string(), limit.kind)).collect();
+        let reported = limits.look(&services, &room, start);
+        let kinds: Vec<_> = reported.iter().map(|limit| (limit.service.to_string(), limit.kind)).collect();
         assert_eq!(kinds, LimitKind::ALL.map(|kind| ("default/web".to_owned(), kind)));
-        assert!(told[0].text.contains("1 of its new flows") && told[0].text.contains("of 1000 flows"), "{}", told[0].text);
-        assert!(told[2].text.contains("each 1075 new flows a second to one backend (64512 ports / 60 s)"), "{}", told[2].text);
-        assert_eq!(limits.look(&services, &room, start + TOLD_FOR / 2), told, "it is told for a while");
-        assert_eq!(limits.look(&services, &room, start + TOLD_FOR), []);
+        assert!(
+            reported[0].text.contains("1 of its new flows") && reported[0].text.contains("of 1000 flows"),
+            "{}",
+            reported[0].text
+        );
+        assert!(
+            reported[2].text.contains("each 1075 new flows a second to one backend (64512 ports / 60 s)"),
+            "{}",
+            reported[2].text
+        );
+        assert_eq!(limits.look(&services, &room, start + REPORTED_FOR / 2), reported, "it is reported for a while");
+        assert_eq!(limits.look(&services, &room, start + REPORTED_FOR), []);
         drops.count_for_tests(0, DropReason::FlowShare);
-        assert_eq!(limits.look(&services, &room, start + TOLD_FOR).len(), 1);
-        assert_eq!(limits.look(&Views::new(), &room, start + TOLD_FOR), [], "the Service is gone");
+        assert_eq!(limits.look(&services, &room, start + REPORTED_FOR).len(), 1);
+        assert_eq!(limits.look(&Views::new(), &room, start + REPORTED_FOR), [], "the Service is gone");
     }
 }

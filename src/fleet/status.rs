@@ -16,9 +16,9 @@ use crate::agent::supervisor::Failure;
 /// Minimum time between two looks: a takeover changes one group after the other.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
-/// What it is made of.
+/// The task that keeps the part of this gateway in the fleet current. Cloned for each start.
 #[derive(Clone, Debug)]
-pub struct FleetSources {
+pub struct FleetMonitor {
     /// The election of the owners of VIPs.
     pub election: watch::Receiver<ElectionStatus>,
     /// The replication of flows.
@@ -27,31 +27,35 @@ pub struct FleetSources {
     pub sessions: watch::Receiver<Vec<RoutingSession>>,
     /// Services that get less than they ask for.
     pub limits: watch::Receiver<Vec<ServiceLimit>>,
+    /// Output.
+    pub fleet: watch::Sender<FleetStatus>,
 }
 
-/// Keeps `fleet` current.
-///
-/// # Errors
-/// If a source has ended.
-pub async fn run(mut sources: FleetSources, fleet: watch::Sender<FleetStatus>) -> Result<(), Failure> {
-    loop {
-        let election = sources.election.borrow_and_update().clone();
-        let replication = sources.replication.borrow_and_update().clone();
-        let sessions = sources.sessions.borrow_and_update().clone();
-        let limits = sources.limits.borrow_and_update().clone();
-        let now = FleetStatus { limits, ..status(&election, &replication, sessions) };
-        fleet.send_if_modified(|before| {
-            let is_news = now.without_figures() != before.without_figures();
-            *before = now;
-            is_news
-        });
-        tokio::select! {
-            changed = sources.election.changed() => changed?,
-            changed = sources.replication.changed() => changed?,
-            changed = sources.sessions.changed() => changed?,
-            changed = sources.limits.changed() => changed?,
+impl FleetMonitor {
+    /// Keeps `fleet` current.
+    ///
+    /// # Errors
+    /// If a source has ended.
+    pub async fn run(mut self) -> Result<(), Failure> {
+        loop {
+            let election = self.election.borrow_and_update().clone();
+            let replication = self.replication.borrow_and_update().clone();
+            let sessions = self.sessions.borrow_and_update().clone();
+            let limits = self.limits.borrow_and_update().clone();
+            let now = FleetStatus { limits, ..status(&election, &replication, sessions) };
+            self.fleet.send_if_modified(|before| {
+                let is_news = now.without_figures() != before.without_figures();
+                *before = now;
+                is_news
+            });
+            tokio::select! {
+                changed = self.election.changed() => changed?,
+                changed = self.replication.changed() => changed?,
+                changed = self.sessions.changed() => changed?,
+                changed = self.limits.changed() => changed?,
+            }
+            sleep(LOOK_PERIOD).await;
         }
-        sleep(LOOK_PERIOD).await;
     }
 }
 
@@ -118,14 +122,15 @@ mod tests {
     async fn readers_wake_at_news_and_see_the_newest_figures() {
         let (election, replication, sessions) = (watch::Sender::default(), watch::Sender::default(), watch::Sender::default());
         let limits = watch::Sender::<Vec<ServiceLimit>>::default();
-        let sources = FleetSources {
+        let (fleet, mut seen) = watch::channel(FleetStatus::default());
+        let task = FleetMonitor {
             election: election.subscribe(),
             replication: replication.subscribe(),
             sessions: sessions.subscribe(),
             limits: limits.subscribe(),
+            fleet,
         };
-        let (fleet, mut seen) = watch::channel(FleetStatus::default());
-        let task = tokio::spawn(run(sources, fleet));
+        let task = tokio::spawn(task.run());
         replication.send_replace(partner(1));
         timeout(LONG, seen.changed()).await.unwrap().unwrap();
         seen.borrow_and_update();

@@ -15,7 +15,7 @@ use dataplane::flow::{FlowEnd, FlowEvent};
 use objects::scalar::url::HostPort;
 use tokio::net::{UdpSocket, lookup_host};
 
-use super::known_record::{KnownRecord, WallClock};
+use super::enriched_record::{EnrichedRecord, WallClock};
 
 /// Largest message: the smallest MTU of IPv6, 1,280, less the headers of IPv6 and UDP, so that it needs no fragments (RFC
 /// 7011 section 10.3.3).
@@ -82,7 +82,7 @@ struct Kind {
 impl Kind {
     const COUNT: u16 = 16;
 
-    fn of(known: &KnownRecord) -> Self {
+    fn of(known: &EnrichedRecord) -> Self {
         let flow = &known.record.flow;
         let (is_two_way, is_ipv6) = (flow.mode.is_two_way(), flow.client.is_ipv6());
         let is_backend_ipv6 = if is_two_way { is_ipv6 } else { known.backend().is_ipv6() };
@@ -126,7 +126,7 @@ impl Kind {
     }
 
     /// Writes a record of this kind.
-    fn write(self, known: &KnownRecord, to: &mut Vec<u8>) {
+    fn write(self, known: &EnrichedRecord, to: &mut Vec<u8>) {
         let (record, flow) = (&known.record, &known.record.flow);
         to.extend(known.start_ms.to_be_bytes());
         to.extend(known.end_ms.to_be_bytes());
@@ -236,7 +236,7 @@ impl Domain {
     }
 
     /// The next message: as many of the records as fit, and how many these are.
-    fn data(&mut self, records: &[KnownRecord], seconds: u32) -> (Vec<u8>, usize) {
+    fn data(&mut self, records: &[EnrichedRecord], seconds: u32) -> (Vec<u8>, usize) {
         let mut message = self.begin(seconds);
         let mut set: Option<(Kind, usize)> = None;
         let mut taken = 0;
@@ -334,7 +334,7 @@ impl Collector {
     }
 
     /// Sends the records of one worker. Returns how many were lost, and why.
-    pub(super) async fn send(&mut self, records: &[KnownRecord], clock: WallClock) -> (usize, Option<io::Error>) {
+    pub(super) async fn send(&mut self, records: &[EnrichedRecord], clock: WallClock) -> (usize, Option<io::Error>) {
         let mut failure = self.refresh(clock).await.err();
         let (mut at, mut lost) = (0, 0);
         while let Some(first) = records.get(at) {

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::fs::{File, OpenOptions, metadata};
 use tokio::io::AsyncWriteExt as _;
 
-use super::known_record::{KnownRecord, words};
+use super::enriched_record::{EnrichedRecord, words};
 
 /// The file.
 pub(super) struct LinesFile {
@@ -58,8 +58,8 @@ struct Carried {
 }
 
 impl<'a> Line<'a> {
-    fn new(known: &'a KnownRecord, gateway: &'a str) -> Self {
-        let KnownRecord { record, worker, backend, start_ms, end_ms } = known;
+    fn new(known: &'a EnrichedRecord, gateway: &'a str) -> Self {
+        let EnrichedRecord { record, worker, backend, start_ms, end_ms } = known;
         let (event, reason) = words(record.event);
         let flow = &record.flow;
         let protocol = Protocol::from_number(flow.protocol);
@@ -98,7 +98,7 @@ impl LinesFile {
     }
 
     /// Appends a line for each record.
-    pub(super) async fn append(&mut self, records: &[KnownRecord]) -> io::Result<()> {
+    pub(super) async fn append(&mut self, records: &[EnrichedRecord]) -> io::Result<()> {
         let written = self.try_append(records).await;
         if written.is_err() {
             self.open = None;
@@ -107,7 +107,7 @@ impl LinesFile {
         written
     }
 
-    async fn try_append(&mut self, records: &[KnownRecord]) -> io::Result<()> {
+    async fn try_append(&mut self, records: &[EnrichedRecord]) -> io::Result<()> {
         let mut text = Vec::with_capacity(records.len() * 400);
         if self.is_torn {
             text.push(b'\n');
@@ -147,7 +147,7 @@ mod tests {
 
     use dataplane::flow::FlowEnd;
 
-    use super::super::known_record::samples::{one_way, record};
+    use super::super::enriched_record::samples::{one_way, record};
     use super::*;
 
     #[tokio::test]

@@ -131,7 +131,7 @@ mod tests {
         first.reset.add(2);
         second.failed.add(1);
         assert_eq!(watch.suspects(), [subject("web", Protocol::Tcp, "10.0.0.1:80")]);
-        assert_eq!(found(&mut watch), 0, "it was told");
+        assert_eq!(found(&mut watch), 0, "it was reported");
         first.reset.add(5);
         second.new_flows.add(11);
         assert_eq!(found(&mut watch), 0, "most connections work");

@@ -1,6 +1,6 @@
-//! What the results of a target say, and how that is passed on to the next process.
+//! The history of a target's results, and its form in the file for the next process.
 //!
-//! Saved is a record for each target, [`sealed`](seal) with the time. Invariant: bytes that are damaged, of another
+//! The file has a record for each target, [`sealed`](seal) with the time. Invariant: bytes that are damaged, of another
 //! format, from the future or older than [`AGE_MAX`] are of no use, and their targets start as new ones. A target is found
 //! again by a hash of all that it is, its settings included, whichever services asked it. Not here: the file.
 

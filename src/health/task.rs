@@ -48,7 +48,7 @@ pub struct Findings {
 #[derive(Debug)]
 pub struct ProbeInputs {
     /// The state. The task ends with its sender.
-    pub known: watch::Receiver<Option<GatewayState>>,
+    pub state: watch::Receiver<Option<GatewayState>>,
     /// The routes of the gateway; nothing is probed before they are known.
     pub routes: watch::Receiver<Option<RouteLookup>>,
     /// The configuration. Ports of NodePort Services are probed if this gateway serves their family at its addresses for
@@ -58,22 +58,22 @@ pub struct ProbeInputs {
     pub connections: ConnectionWatch,
     /// The health that the process before has saved.
     pub saved: SavedHealth,
-    /// Cancelled once targets have what was saved of them.
-    pub taken: CancellationToken,
-    /// The gateway is about to end.
-    pub ends: CancellationToken,
+    /// Output: cancelled once targets have taken over what was saved of them.
+    pub taken_over: CancellationToken,
+    /// Cancelled when the gateway is about to end: the health of all targets is published for the next process.
+    pub terminating: CancellationToken,
 }
 
 /// Probes the targets of the state, at most `concurrency` at once. Beyond that limit probes are delayed, never skipped.
 pub async fn run<F: Future<Output = Outcome>>(
     probe: impl Fn(Target, Option<u16>) -> F,
-    ProbeInputs { mut known, mut routes, mut tunables, mut connections, saved, taken, ends }: ProbeInputs,
+    ProbeInputs { mut state, mut routes, mut tunables, mut connections, saved, taken_over, terminating }: ProbeInputs,
     findings: &Findings,
     concurrency: usize,
 ) {
     let mut following = ProbeState::resuming(findings, saved, &tunables.borrow_and_update().node_port_addresses);
     let mut under_way = FuturesUnordered::new();
-    known.mark_changed();
+    state.mark_changed();
     routes.mark_changed();
     let (mut not_before, mut look_at_routes) = (Instant::now(), Instant::now());
     let mut looks = interval(LOOK_EVERY);
@@ -81,22 +81,22 @@ pub async fn run<F: Future<Output = Outcome>>(
     loop {
         let may_start = under_way.len() < concurrency && following.routes.is_some();
         tokio::select! {
-            changed = changed_after(&mut known, not_before) => {
+            changed = changed_after(&mut state, not_before) => {
                 if changed.is_err() {
                     return;
                 }
-                let newest = known.borrow_and_update().clone();
+                let newest = state.borrow_and_update().clone();
                 if let Some(newest) = newest {
                     following.follow(&newest, findings);
                 }
                 if following.tracker.has_begun() {
-                    taken.cancel();
+                    taken_over.cancel();
                 }
                 not_before = Instant::now() + FOLLOWED_EVERY;
             }
             Ok(()) = tunables.changed() => {
                 // Without a state there are no targets.
-                let origin = known.borrow().as_ref().map_or(Origin::Disk, |known| known.origin);
+                let origin = state.borrow().as_ref().map_or(Origin::Disk, |current| current.origin);
                 following.serve_node_ports_at(&tunables.borrow_and_update().node_port_addresses, origin, findings);
             }
             Ok(()) = changed_after(&mut routes, look_at_routes) => {
@@ -121,7 +121,7 @@ pub async fn run<F: Future<Output = Outcome>>(
                     following.schedule.finished(target, Some(next));
                 }
             }
-            () = ends.cancelled(), if findings.saved.borrow().is_none() => {
+            () = terminating.cancelled(), if findings.saved.borrow().is_none() => {
                 let saved = following.saved();
                 findings.saved.send_replace(Some(saved));
             }
@@ -170,9 +170,9 @@ impl ProbeState {
         }
     }
 
-    fn follow(&mut self, known: &GatewayState, findings: &Findings) {
-        let changes = self.table.follow(&known.state.services);
-        self.take_over(changes, known.origin, findings);
+    fn follow(&mut self, current: &GatewayState, findings: &Findings) {
+        let changes = self.table.follow(&current.state.services);
+        self.take_over(changes, current.origin, findings);
     }
 
     fn serve_node_ports_at(&mut self, addresses: &[IpAddr], origin: Origin, findings: &Findings) {
@@ -379,7 +379,7 @@ mod tests {
             let (tunables, routes) = (watch::channel(tunables).1, self.routes.subscribe());
             let (saved, ends) = (self.saved.lock().unwrap().take().unwrap_or_default(), self.ends.clone());
             let taken = self.taken.clone();
-            let inputs = ProbeInputs { known, routes, tunables, connections, saved, taken, ends };
+            let inputs = ProbeInputs { state: known, routes, tunables, connections, saved, taken_over: taken, terminating: ends };
             run(|target, _| self.probe(target), inputs, findings, concurrency).await;
         }
 

@@ -9,7 +9,7 @@
 //!
 //! Invariant: the routes in our table with our protocol number are those of the prefixes announced now. Routes that a
 //! previous process left are replaced or removed at the start; routes of others are not touched. A route is added before
-//! the one that it replaces is removed. Not here: the choice of the prefixes (`agent::gateway_drain`), and the announcement to
+//! the one that it replaces is removed. Not here: the choice of the prefixes (`fleet::gateway_drain`), and the announcement to
 //! routers (FRR or BIRD).
 
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use proto::limits::{VIP_ROUTE_DRAIN_METRIC, VIP_ROUTE_METRIC};
 use rustix::io::Errno;
 use tokio::sync::{Mutex, watch};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::socket::{DumpOutcome, NetlinkError, Socket};
 use super::vip_device::{VipDevice, VipDeviceError};
@@ -36,6 +36,9 @@ use super::vip_device::{VipDevice, VipDeviceError};
 const AGAIN: Duration = Duration::from_secs(30);
 /// Maximum number of dumps at the start while the kernel's tables change.
 const DUMPS_MAX: usize = 8;
+
+/// How long routes of the last process stay after a restart while no VIP is announced.
+const ROUTES_KEPT: Duration = Duration::from_secs(5);
 
 /// The table and protocol of our routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +56,32 @@ pub struct Announcement {
     pub prefixes: BTreeSet<IpNet>,
     /// Routers shall send elsewhere if they can: the routes will be withdrawn soon.
     pub is_draining: bool,
+}
+
+/// The task that writes routes to VIPs. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct RouteAnnouncer {
+    /// The routes.
+    pub routes: VipRoutes,
+    /// What routers are to learn.
+    pub announced: watch::Receiver<Announcement>,
+    /// Whether routes of the last process stand.
+    pub is_restart: bool,
+}
+
+impl RouteAnnouncer {
+    /// Runs until its future is dropped.
+    ///
+    /// # Errors
+    /// When a request to Linux fails. A new start is safe.
+    pub async fn run(mut self) -> Result<Infallible, VipDeviceError> {
+        if self.is_restart {
+            // Routers go on sending while the routes that the last process left stand; no VIP within the time is right, too.
+            let is_announced = self.announced.wait_for(|announcement| !announcement.prefixes.is_empty());
+            let _ = timeout(ROUTES_KEPT, is_announced).await;
+        }
+        self.routes.announce(self.announced).await
+    }
 }
 
 /// A route of ours: its prefix and metric.

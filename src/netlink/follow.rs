@@ -52,9 +52,9 @@ const NEXT_HOPS_EVERY: Duration = Duration::from_secs(1);
 /// Capacity of the workers' request queue: twice the number of requests that may be pending.
 pub const REQUESTS_MAX: usize = 1024;
 
-/// Inputs and output of [`follow`]. Cloned for each start of the task.
+/// The task that follows Linux. Cloned for each start.
 #[derive(Clone, Debug)]
-pub struct FollowConfig {
+pub struct NetlinkFollower {
     /// Port names in the order of [`dataplane::PortIndex`]. A twin has the name of its port.
     pub ports: Vec<String>,
     /// Next hops of the snapshots, which Linux keeps resolved.
@@ -67,71 +67,73 @@ pub struct FollowConfig {
     pub network: watch::Sender<Network>,
 }
 
-/// Follows Linux until its future is dropped. Runs in the network namespace of the thread that polls it first.
-///
-/// # Errors
-/// When a socket fails. A new start is safe and reads all tables again.
-pub async fn follow(mut config: FollowConfig) -> Result<Infallible, NetlinkError> {
-    let mut changes = Socket::open(GROUPS)?;
-    let mut follower = Follower {
-        tables: Tables::new(&config.ports),
-        names: config.ports.clone(),
-        requests: Socket::open(0)?,
-        neighbour_requests: NeighbourRequests::default(),
-        groups: GroupMemberships::default(),
-        reading: Debounce { pending: true, not_before: Instant::now() },
-        publishing: Debounce { pending: false, not_before: Instant::now() },
-        complete: false,
-        excess_logged: false,
-    };
-    let (mut ask_clients_at, mut last_request) = (Instant::now(), Instant::now());
-    let mut ask_next_hops = interval(NEXT_HOPS_EVERY);
-    ask_next_hops.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut next_hops_open, mut answered_open) = (true, true);
-    loop {
-        let (read, publish) = (follower.reading, follower.publishing);
-        let groups_pending = follower.groups.is_pending();
-        tokio::select! {
-            outcome = changes.receive(|m| follower.apply(&m)) => match outcome {
-                Err(NetlinkError::Overrun) => {
-                    tracing::info!("the kernel dropped netlink messages; reading its tables again");
-                    // Before reading, so that no older message is applied on top of the new tables.
-                    changes.drain()?;
-                    follower.reading.request();
+impl NetlinkFollower {
+    /// Follows Linux until its future is dropped. Runs in the network namespace of the thread that polls it first.
+    ///
+    /// # Errors
+    /// When a socket fails. A new start is safe and reads all tables again.
+    pub async fn run(mut self) -> Result<Infallible, NetlinkError> {
+        let mut changes = Socket::open(GROUPS)?;
+        let mut follower = Follower {
+            tables: Tables::new(&self.ports),
+            names: self.ports.clone(),
+            requests: Socket::open(0)?,
+            neighbour_requests: NeighbourRequests::default(),
+            groups: GroupMemberships::default(),
+            reading: Debounce { pending: true, not_before: Instant::now() },
+            publishing: Debounce { pending: false, not_before: Instant::now() },
+            complete: false,
+            excess_logged: false,
+        };
+        let (mut ask_clients_at, mut last_request) = (Instant::now(), Instant::now());
+        let mut ask_next_hops = interval(NEXT_HOPS_EVERY);
+        ask_next_hops.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut next_hops_open, mut answered_open) = (true, true);
+        loop {
+            let (read, publish) = (follower.reading, follower.publishing);
+            let groups_pending = follower.groups.is_pending();
+            tokio::select! {
+                outcome = changes.receive(|m| follower.apply(&m)) => match outcome {
+                    Err(NetlinkError::Overrun) => {
+                        tracing::info!("the kernel dropped netlink messages; reading its tables again");
+                        // Before reading, so that no older message is applied on top of the new tables.
+                        changes.drain()?;
+                        follower.reading.request();
+                    }
+                    outcome => outcome?,
+                },
+                () = sleep_until(read.not_before), if read.pending => {
+                    follower.read().await?;
+                    follower.update_groups(&mut self.answered);
                 }
-                outcome => outcome?,
-            },
-            () = sleep_until(read.not_before), if read.pending => {
-                follower.read().await?;
-                follower.update_groups(&mut config.answered);
-            }
-            () = std::future::ready(()), if groups_pending => follower.groups.advance(),
-            changed = config.answered.changed(), if answered_open => {
-                answered_open = changed.is_ok();
-                follower.update_groups(&mut config.answered);
-            }
-            () = sleep_until(publish.not_before), if publish.pending && follower.complete => {
-                follower.publish(&config.network);
-                follower.request_next_hops(&mut config.next_hops).await?;
-            }
-            changed = config.next_hops.changed(), if next_hops_open => {
-                next_hops_open = changed.is_ok();
-                follower.request_next_hops(&mut config.next_hops).await?;
-            }
-            _ = ask_next_hops.tick() => {
-                follower.request_next_hops(&mut config.next_hops).await?;
-                follower.request_twins(&mut changes).await?;
-                if follower.groups.is_refused() {
-                    follower.update_groups(&mut config.answered);
+                () = std::future::ready(()), if groups_pending => follower.groups.advance(),
+                changed = self.answered.changed(), if answered_open => {
+                    answered_open = changed.is_ok();
+                    follower.update_groups(&mut self.answered);
                 }
-            }
-            () = sleep_until(ask_clients_at) => {
-                if !config.requests.is_empty() {
-                    last_request = Instant::now();
+                () = sleep_until(publish.not_before), if publish.pending && follower.complete => {
+                    follower.publish(&self.network);
+                    follower.request_next_hops(&mut self.next_hops).await?;
                 }
-                follower.request_clients(&config.requests).await?;
-                let is_idle = last_request.elapsed() > REQUESTS_IDLE_AFTER;
-                ask_clients_at = Instant::now() + if is_idle { REQUESTS_EVERY_WHEN_IDLE } else { REQUESTS_EVERY };
+                changed = self.next_hops.changed(), if next_hops_open => {
+                    next_hops_open = changed.is_ok();
+                    follower.request_next_hops(&mut self.next_hops).await?;
+                }
+                _ = ask_next_hops.tick() => {
+                    follower.request_next_hops(&mut self.next_hops).await?;
+                    follower.request_twins(&mut changes).await?;
+                    if follower.groups.is_refused() {
+                        follower.update_groups(&mut self.answered);
+                    }
+                }
+                () = sleep_until(ask_clients_at) => {
+                    if !self.requests.is_empty() {
+                        last_request = Instant::now();
+                    }
+                    follower.request_clients(&self.requests).await?;
+                    let is_idle = last_request.elapsed() > REQUESTS_IDLE_AFTER;
+                    ask_clients_at = Instant::now() + if is_idle { REQUESTS_EVERY_WHEN_IDLE } else { REQUESTS_EVERY };
+                }
             }
         }
     }

@@ -297,12 +297,10 @@ fn write_ipv6_disabled(interface: &str, disabled: bool) -> Result<(), SettingErr
 /// Warns of offloads. With them af_packet receives packets with a partial checksum, or longer than the MTU, which
 /// cannot be forwarded. Without `ethtool` there is no warning.
 fn warn_of_offloads(interface: &str) {
-    let Ok(output) = Command::new("ethtool").args(["-k", interface]).output() else {
+    let Some(on) = harmful_offloads(interface) else {
         tracing::debug!(interface, "`ethtool` is not installed; offloads are not checked");
         return;
     };
-    let features = String::from_utf8_lossy(&output.stdout);
-    let on = offloads_on(&features);
     if !on.is_empty() {
         tracing::warn!(
             interface,
@@ -311,6 +309,13 @@ fn warn_of_offloads(interface: &str) {
              `ethtool -K {interface} tx off tso off gso off gro off`"
         );
     }
+}
+
+/// The offloads of an interface that make frames that cannot be forwarded; `None` without `ethtool`.
+#[must_use]
+pub fn harmful_offloads(interface: &str) -> Option<Vec<String>> {
+    let output = Command::new("ethtool").args(["-k", interface]).output().ok()?;
+    Some(offloads_on(&String::from_utf8_lossy(&output.stdout)).into_iter().map(str::to_owned).collect())
 }
 
 /// The harmful offloads in the output of `ethtool -k`.

@@ -60,7 +60,7 @@ pub enum PortsError {
     /// A driver's thread could not be started.
     #[error("a thread for the driver cannot be started: {0}")]
     DriverThread(io::Error),
-    /// The gateway was told to stop before its ports were open.
+    /// The gateway was stopped before its ports were open.
     #[error("the gateway was stopped before its ports were open")]
     Stopped,
     /// A worker does not poll.

@@ -60,7 +60,7 @@ pub(super) struct OpenedPorts {
 pub(super) async fn open(settings: &Settings, seed: u64, stop: &CancellationToken) -> Result<OpenedPorts, PortsError> {
     let (eal, pool) = start_eal(settings, stop)?;
     let prepared = prepare(settings).await?;
-    match open_all(settings, seed, (eal, pool), stop).await {
+    match open_all(settings, seed, eal, pool, stop).await {
         Ok(mut opened) => {
             for (port, prepared) in opened.ports.iter_mut().zip(prepared) {
                 port.prepared = prepared;
@@ -134,7 +134,8 @@ fn end_unless_aborted(pci: String, stop: CancellationToken, limit: Duration, gra
 async fn open_all(
     settings: &Settings,
     seed: u64,
-    (eal, pool): (Eal, Mempool),
+    eal: Eal,
+    pool: Mempool,
     stop: &CancellationToken,
 ) -> Result<OpenedPorts, PortsError> {
     let workers = u8::try_from(settings.cores.len()).unwrap_or(WORKERS_MAX);

@@ -117,7 +117,7 @@ fn snat_addresses_are_exclusive(reader: &Reader, used: &UsedAddresses<'_>) {
 /// A group of VIPs has one SNAT address of a family. Inside the prefix of a port or link it serves that one only, so the
 /// addresses of all groups lie in the same prefixes, or in none: backends behind a link are backends of every group.
 fn groups_have_addresses_on_the_same_links(reader: &Reader, used: &UsedAddresses<'_>, is_v4: bool) {
-    let Some(groups) = used.snat_groups else { return };
+    let Some(groups) = used.snat_groups.filter(|_| !reader.has_problem_below("ports")) else { return };
     let of_family = used.snat.iter().filter(|snat| snat.value.is_ipv4() == is_v4);
     let mut of_groups = of_family.take(groups.into()).enumerate().map(|(group, snat)| (group, snat, used.links_of(snat.value)));
     let Some((first, first_snat, expected)) = of_groups.next() else { return };

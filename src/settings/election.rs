@@ -1,7 +1,7 @@
 //! The keys of section `announce`: the Linux table of routes to VIPs, which VIPs have one, the election of the owners of
 //! VIPs, and the routing daemon whose sessions are shown.
 //!
-//! Not here: what follows from them (`netlink::announce`, `agent::fleet`).
+//! Not here: what follows from them (`netlink::announce`, `fleet`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -134,6 +134,7 @@ fn election(section: &mut Section<'_>, ports: &[LocatedPort]) -> Election {
     if elector == Elector::Keepalived
         && let Some(used) = ports.get(port)
         && (used.settings.twin != Twin::Tap || used.settings.addresses.is_empty())
+        && !section.reader.has_problem_below("ports")
     {
         let name = &used.settings.name;
         section.problem_of("election", format!("found keepalived on port {name}, which needs `twin: tap` and an address"));

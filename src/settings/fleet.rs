@@ -1,7 +1,7 @@
 //! The keys of section `fleet`: the replication of flows between gateways.
 //!
 //! Invariant: without `fleet.listen` nothing is replicated, and the other keys of the section are refused.
-//! Not here: the replication (`agent::fleet::replication`), and keys and partners that a controller names.
+//! Not here: the replication (`fleet::replication`), and keys and partners that a controller names.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -24,8 +24,10 @@ const AFTER: Duration = Duration::from_secs(1);
 const AFTER_MIN: Duration = Duration::from_millis(100);
 /// A flow that is younger is lost with its gateway, so a longer time is hardly meant.
 const AFTER_MAX: Duration = Duration::from_secs(60);
-/// 32 bytes of base64 are 44; more is not read.
+/// 32 bytes of base64 are 44, and there are at most two keys; more is not read.
 const KEY_FILE_BYTES_MAX: u64 = 256;
+/// Most keys of the file: the present one, and the one before it or after it while a fleet changes its key.
+const KEYS_MAX: usize = 2;
 /// Permissions that others must not have.
 const OF_OTHERS: u32 = 0o007;
 
@@ -38,7 +40,7 @@ pub struct Replication {
     pub after: Duration,
     /// The partners; none: those that the controller names.
     pub partners: Vec<SocketAddr>,
-    /// The key; none: that of the controller.
+    /// The keys; none: those of the controller.
     pub key: Option<KeyFile>,
 }
 
@@ -57,13 +59,13 @@ impl Replication {
     }
 }
 
-/// A key, and the file that it was read from.
+/// Keys, and the file that they were read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyFile {
     /// The file.
     pub path: PathBuf,
-    /// Its content.
-    pub key: GroupKey,
+    /// One or two keys. A session takes the first one that both sides have.
+    pub keys: Vec<GroupKey>,
 }
 
 /// Reads key `fleet`.
@@ -145,13 +147,13 @@ fn partners(section: &mut Section<'_>) -> Vec<SocketAddr> {
 fn key_file(field: &Field<'_>, base: &Path) -> Option<KeyFile> {
     let read = |text: &str| {
         let path = std::path::absolute(base.join(text)).map_err(|error| error.to_string())?;
-        let key = read_key(&path).map_err(|error| format!("{error}; `head -c 32 /dev/urandom | base64 >FILE` makes one"))?;
-        Ok::<_, String>(KeyFile { path, key })
+        let keys = read_keys(&path).map_err(|error| format!("{error}; `head -c 32 /dev/urandom | base64 >FILE` makes one"))?;
+        Ok::<_, String>(KeyFile { path, keys })
     };
-    field.try_parse("a file with 32 bytes in base64", read)
+    field.try_parse("a file with 32 bytes in base64, or two lines of them", read)
 }
 
-fn read_key(path: &Path) -> Result<GroupKey, String> {
+fn read_keys(path: &Path) -> Result<Vec<GroupKey>, String> {
     let unreadable = |error| format!("which cannot be read: {error}");
     let file = File::open(path).map_err(unreadable)?;
     let mode = file.metadata().map_err(unreadable)?.mode();
@@ -160,6 +162,24 @@ fn read_key(path: &Path) -> Result<GroupKey, String> {
     }
     let mut text = String::new();
     file.take(KEY_FILE_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
+    let lines: Vec<&str> = text.trim().lines().collect();
+    if lines.len() > KEYS_MAX {
+        return Err(format!("which has more than {KEYS_MAX} lines, each of which is a key"));
+    }
+    let of_line = |number: usize| if lines.len() > 1 { format!(" in line {}", number + 1) } else { String::new() };
+    // An empty file holds no key, rather than none at all.
+    let texts = if lines.is_empty() { vec![""] } else { lines.clone() };
+    let keys =
+        texts.iter().enumerate().map(|(number, line)| parse_key(line).map_err(|error| format!("{error}{}", of_line(number))));
+    let keys = keys.collect::<Result<Vec<_>, _>>()?;
+    match keys[..] {
+        [first, second] if first == second => Err("whose two lines are the same key".to_owned()),
+        _ => Ok(keys),
+    }
+}
+
+/// A key in base64.
+fn parse_key(text: &str) -> Result<GroupKey, String> {
     let bytes = STANDARD.decode(text.trim()).map_err(|_| "which is not base64".to_owned())?;
     let found = bytes.len();
     let bytes = bytes.try_into().map_err(|_| format!("which holds {found} bytes, expected {KEY_BYTES}"))?;
@@ -227,7 +247,7 @@ mod tests {
             lab.read("listen: 192.0.2.2:9437, replicate: 300ms, partners: [\"192.0.2.3:9437\"], key: fleet.key").unwrap();
         let replication = settings.replication.clone().unwrap();
         assert_eq!((replication.after, replication.partners.len()), (Duration::from_millis(300), 1));
-        assert_eq!(replication.key.unwrap().key, GroupKey::new([7; KEY_BYTES]));
+        assert_eq!(replication.key.unwrap().keys, [GroupKey::new([7; KEY_BYTES])]);
         let effective = settings.effective();
         assert!(!effective.contains(&key()) && effective.contains("fleet.key"), "{effective}");
         std::fs::write(lab.0.path().join("effective.yaml"), &effective).unwrap();
@@ -320,6 +340,9 @@ mod tests {
             ("AAAA".to_owned(), 0o600, "holds 3 bytes, expected 32"),
             ("not base64!".to_owned(), 0o600, "which is not base64"),
             (String::new(), 0o600, "holds 0 bytes"),
+            (format!("{}\nAAAA\n", key()), 0o600, "holds 3 bytes, expected 32 in line 2"),
+            (format!("{}\n\n{}\n", key(), key()), 0o600, "has more than 2 lines"),
+            (format!("{}\n{}\n", key(), key()), 0o600, "whose two lines are the same key"),
         ];
         for (text, mode, expected) in rows {
             let error = Lab::new(&text, mode).read("listen: 192.0.2.2:9437, key: fleet.key").unwrap_err();
@@ -327,5 +350,9 @@ mod tests {
             assert!(!error.contains(&key()) && error.contains("head -c 32 /dev/urandom | base64"), "{error}");
         }
         Lab::new(&key(), 0o640).read("listen: 192.0.2.2:9437, key: fleet.key").unwrap();
+        let two = format!("{}\n{}\n", STANDARD.encode([8; KEY_BYTES]), key());
+        let settings = Lab::new(&two, 0o600).read("listen: 192.0.2.2:9437, key: fleet.key").unwrap();
+        let keys = settings.replication.unwrap().key.unwrap().keys;
+        assert_eq!(keys, [8, 7].map(|byte| GroupKey::new([byte; KEY_BYTES])));
     }
 }

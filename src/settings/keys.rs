@@ -174,7 +174,7 @@ pub(super) fn node_port_addresses(top: &mut Section<'_>, ports: &[LocatedPort]) 
         };
         let Some(net) = item.try_parse("an address or a CIDR", net_of) else { continue };
         let matching: Vec<_> = own.iter().filter(|address| net.contains(*address)).collect();
-        if matching.is_empty() {
+        if matching.is_empty() && !top.reader.has_problem_below("ports") {
             item.problem(format!("found {net}, which holds no port's address; node ports are served on `ports[].addresses`"));
         }
         for address in matching {

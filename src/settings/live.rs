@@ -1,8 +1,8 @@
-//! Which keys change while the gateway runs, and which at its next start.
+//! Live keys, which a reload applies, and keys that wait for the next start.
 //!
 //! Invariant: an address by which flows exist stays: SNAT addresses keep their positions, others are added after them, as
 //! far as there is room.
-//! Not here: passing the values on (`reload`).
+//! Not here: the channels of the new values (`reload`).
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,9 +10,9 @@ use std::path::Path;
 use control::config::settings::{ControllerSettings, Source};
 use dataplane::flow::SNAT_ADDRESSES_MAX;
 use dataplane::{FlowLimits, Tunables};
-use proto::GatewayProfile;
+use proto::{GatewayProfile, GroupKey};
 
-use super::{Settings, StateSource};
+use super::{Replication, Settings, StateSource};
 
 impl Settings {
     /// The part that the engine takes over while it forwards.
@@ -21,6 +21,13 @@ impl Settings {
         let Self { snat, node_port_addresses, flows, targets_max, .. } = self;
         let (snat, node_port_addresses, flows) = (snat.clone(), node_port_addresses.clone(), flows.clone());
         Tunables { snat, node_port_addresses, flows, targets_max: *targets_max }
+    }
+
+    /// The keys of `fleet.key`, the preferred one first; none without such a file.
+    #[must_use]
+    pub fn fleet_keys(&self) -> Vec<GroupKey> {
+        let file = self.replication.as_ref().and_then(|replication| replication.key.as_ref());
+        file.map(|file| file.keys.clone()).unwrap_or_default()
     }
 
     /// The settings of a gateway that runs with these and has read `new`: what can change has changed.
@@ -32,6 +39,7 @@ impl Settings {
             targets_max: new.targets_max,
             node_port_addresses: new.node_port_addresses.clone(),
             snat: with_more(&self.snat, &new.snat),
+            replication: self.reloaded_replication(new),
             ..self.clone()
         };
         let added = next.snat.iter().chain(&next.node_port_addresses);
@@ -44,6 +52,15 @@ impl Settings {
         };
         next.source = self.reloaded_source(new, &next.profile);
         next
+    }
+
+    /// The keys of the file of `new`. A gateway with the keys of its controller takes those of a file at its next start.
+    fn reloaded_replication(&self, new: &Self) -> Option<Replication> {
+        let mut next = self.replication.clone()?;
+        if let (Some(key), Some(Replication { key: Some(new), .. })) = (&mut next.key, &new.replication) {
+            key.clone_from(new);
+        }
+        Some(next)
     }
 
     fn reloaded_source(&self, new: &Self, profile: &GatewayProfile) -> StateSource {

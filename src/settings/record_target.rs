@@ -1,4 +1,4 @@
-//! Where records of flows go: key `flowRecords.to`.
+//! The destination of flow records: key `flowRecords.to`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@
 //! Not here: reading the file (`settings`), and what a key means.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -14,7 +15,7 @@ use control::config::Invalid;
 use control::config::settings::ControllerSettings;
 use control::healthz::systemd::Reloading;
 use dataplane::Tunables;
-use proto::GatewayProfile;
+use proto::{GatewayProfile, GroupKey};
 use tokio::sync::watch;
 
 use crate::agent::watch::send_if_changed;
@@ -29,6 +30,7 @@ pub struct Reload {
     controller: watch::Sender<Option<ControllerSettings>>,
     tunables: watch::Sender<Tunables>,
     profile: watch::Sender<GatewayProfile>,
+    fleet_keys: watch::Sender<Vec<GroupKey>>,
     reloads: watch::Sender<u64>,
 }
 
@@ -39,15 +41,64 @@ pub struct Reloaded {
     pub applied: Vec<String>,
     /// Keys that differ and take effect at the next start.
     pub at_next_start: Vec<String>,
+    /// Which part of key `snat` is in effect, and which is not.
+    pub snat: SnatChange,
+}
+
+/// A change of `snat.addresses`: an address by which flows may exist stays until the next start, and one that finds no room
+/// beside it waits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SnatChange {
+    /// In use from now on.
+    pub added: Vec<IpAddr>,
+    /// Removed from the file, and in use until the next start.
+    pub kept: Vec<IpAddr>,
+    /// Added to the file, and in use from the next start on.
+    pub waiting: Vec<IpAddr>,
+}
+
+impl SnatChange {
+    /// From the addresses in use `before`, those in use `now` and those of the file.
+    fn between(before: &[IpAddr], now: &[IpAddr], file: &[IpAddr]) -> Self {
+        let without = |all: &[IpAddr], some: &[IpAddr]| all.iter().filter(|one| !some.contains(one)).copied().collect();
+        Self { added: without(now, before), kept: without(now, file), waiting: without(file, now) }
+    }
+
+    /// What is in effect, in words.
+    fn applied(&self) -> String {
+        texts([("added", &self.added)])
+    }
+
+    /// What is not, in words.
+    fn at_next_start(&self) -> String {
+        let all = texts([("removed", &self.kept), ("added", &self.waiting)]);
+        if all.is_empty() { " (order)".to_owned() } else { all }
+    }
+}
+
+/// ` (added 192.0.2.5, removed 192.0.2.3)`.
+fn texts<const N: usize>(all: [(&str, &Vec<IpAddr>); N]) -> String {
+    let of = |(what, addresses): (&str, &Vec<IpAddr>)| {
+        let list: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        (!list.is_empty()).then(|| format!("{what} {}", list.join(" ")))
+    };
+    let all: Vec<_> = all.into_iter().filter_map(of).collect();
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
 }
 
 impl fmt::Display for Reloaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.applied.as_slice(), self.at_next_start.as_slice()) {
-            ([], []) => write!(f, "nothing has changed"),
-            (applied, []) => write!(f, "in effect: {}", applied.join(", ")),
-            ([], later) => write!(f, "nothing can change while the gateway runs; restart sluiced for: {}", later.join(", ")),
-            (applied, later) => write!(f, "in effect: {}; restart sluiced for: {}", applied.join(", "), later.join(", ")),
+        let named = |keys: &[String], of_snat: &str| {
+            let text = |key: &String| if key == "snat" { format!("{key}{of_snat}") } else { key.clone() };
+            keys.iter().map(text).collect::<Vec<_>>().join(", ")
+        };
+        let applied = named(&self.applied, &self.snat.applied());
+        let later = named(&self.at_next_start, &self.snat.at_next_start());
+        match (applied.as_str(), later.as_str()) {
+            ("", "") => write!(f, "nothing has changed"),
+            (applied, "") => write!(f, "in effect: {applied}"),
+            ("", later) => write!(f, "nothing can change while the gateway runs; restart sluiced for: {later}"),
+            (applied, later) => write!(f, "in effect: {applied}; restart sluiced for: {later}"),
         }
     }
 }
@@ -66,8 +117,8 @@ impl Reload {
         let controller = watch::Sender::new(embedded(&settings).cloned());
         let tunables = watch::Sender::new(settings.tunables());
         let profile = watch::Sender::new(settings.profile.clone());
-        let reloads = watch::Sender::new(0);
-        Self { file, choice, running: Mutex::new(settings), controller, tunables, profile, reloads }
+        let (fleet_keys, reloads) = (watch::Sender::new(settings.fleet_keys()), watch::Sender::new(0));
+        Self { file, choice, running: Mutex::new(settings), controller, tunables, profile, fleet_keys, reloads }
     }
 
     /// The engine's part of the settings as it changes.
@@ -80,6 +131,12 @@ impl Reload {
     #[must_use]
     pub fn profile(&self) -> watch::Receiver<GatewayProfile> {
         self.profile.subscribe()
+    }
+
+    /// The keys of `fleet.key` as they change, the preferred one first; none without such a file.
+    #[must_use]
+    pub fn fleet_keys(&self) -> watch::Receiver<Vec<GroupKey>> {
+        self.fleet_keys.subscribe()
     }
 
     /// The embedded controller's settings as they change; none with a remote controller.
@@ -120,20 +177,27 @@ impl Reload {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let next = running.reloaded(&new);
         let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect::<Vec<_>>();
-        let applied = owned(next.key_values().differing(&running.key_values()));
+        let mut applied = owned(next.key_values().differing(&running.key_values()));
+        // What is printed is the name of the file, and only it can change.
+        applied.retain(|key| key != "fleet");
+        if next.replication != running.replication {
+            applied.push("fleet.key".to_owned());
+        }
         let mut at_next_start = owned(new.key_values().differing(&next.key_values()));
         // The rest of the key is in effect.
         let flows = at_next_start.iter_mut().filter(|key| *key == "flows");
         flows.for_each(|key| "flows.maxPerWorker".clone_into(key));
+        let snat = SnatChange::between(&running.snat, &next.snat, &new.snat);
         if next.logs != running.logs {
             control::config::logging::change(next.logs);
         }
         send_if_changed(&self.tunables, next.tunables());
         send_if_changed(&self.profile, next.profile.clone());
+        send_if_changed(&self.fleet_keys, next.fleet_keys());
         send_if_changed(&self.controller, embedded(&next).cloned());
         self.reloads.send_modify(|reloads| *reloads += 1);
         *running = next;
-        Ok(Reloaded { applied, at_next_start })
+        Ok(Reloaded { applied, at_next_start, snat })
     }
 }
 
@@ -147,8 +211,11 @@ fn embedded(settings: &Settings) -> Option<&ControllerSettings> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::fs;
-    use std::net::IpAddr;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
 
     use super::*;
 
@@ -232,7 +299,7 @@ pub(crate) mod tests {
         for (text, applied, at_next_start, said) in rows {
             let result = reloaded(&text).1.unwrap();
             assert!(result.to_string().contains(said), "{result}");
-            assert_eq!(result, Reloaded { applied, at_next_start }, "{text}");
+            assert_eq!((result.applied, result.at_next_start), (applied, at_next_start), "{text}");
         }
     }
 
@@ -255,6 +322,8 @@ pub(crate) mod tests {
         assert_eq!(reload.profile().borrow().own, addresses(&[2, 3, 4]));
         assert_eq!(reload.controller().borrow().as_ref().unwrap().profile.own, addresses(&[2, 3, 4]), "never VIPs");
         let again = reloaded_again(&reload, &with("192.0.2.5, 192.0.2.4"));
+        let said = "in effect: snat (added 192.0.2.5); restart sluiced for: snat (removed 192.0.2.3)";
+        assert_eq!(again.to_string(), said);
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
         assert_eq!(reload.tunables().borrow().snat, addresses(&[3, 4, 5]), "flows hold ports of 192.0.2.3");
     }
@@ -266,9 +335,51 @@ pub(crate) mod tests {
         let (reload, result) = reloaded(&with(&addresses(3), ""));
         assert!(result.unwrap().at_next_start.is_empty());
         let again = reloaded_again(&reload, &with(&addresses(6), ", 'fd00::1'"));
+        let waiting = "192.0.2.11 192.0.2.12 192.0.2.13)";
+        assert!(
+            again
+                .to_string()
+                .ends_with(&format!("restart sluiced for: snat (removed 192.0.2.3 192.0.2.4 192.0.2.5, added {waiting}")),
+            "{again}"
+        );
         assert_eq!((again.applied, again.at_next_start), (keys(&["snat"]), keys(&["snat"])));
         let used: Vec<_> = reload.tunables().borrow().snat.iter().map(ToString::to_string).collect();
         assert_eq!(used, [addresses(3), vec!["fd00::1".to_owned()]].concat(), "the old ones first, the rest at the next start");
+    }
+
+    #[test]
+    fn the_keys_of_a_fleet_change_and_its_other_keys_wait_for_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, key_file) = (dir.path().join("sluice.yaml"), dir.path().join("fleet.key"));
+        let write_keys = |keys: &[u8]| {
+            let lines: String = keys.iter().map(|key| format!("{}\n", STANDARD.encode([*key; 32]))).collect();
+            fs::write(&key_file, lines).unwrap();
+            fs::set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
+        };
+        let write = |partners: &str| {
+            let more = format!(
+                "snat: {{addresses: [192.0.2.3]}}\nannounce: {{election: keepalived, groups: 1}}\n\
+                 fleet: {{listen: 192.0.2.2:9437, key: fleet.key, partners: [{partners}]}}\n"
+            );
+            fs::write(&file, format!("{BASE}{more}")).unwrap();
+        };
+        write_keys(&[1]);
+        write("'192.0.2.4:9437'");
+        let settings = Settings::read(&file, &SourceChoice::File).unwrap();
+        let reload = Reload::new(file.clone(), SourceChoice::File, settings);
+        let fleet_keys = reload.fleet_keys();
+        assert_eq!(reload.reload().unwrap(), Reloaded::default());
+        write_keys(&[2, 1]);
+        let reloaded = reload.reload().unwrap();
+        assert_eq!((reloaded.applied, reloaded.at_next_start), (keys(&["fleet.key"]), keys(&[])));
+        assert_eq!(*fleet_keys.borrow(), [2, 1].map(|key| GroupKey::new([key; 32])));
+        write_keys(&[2]);
+        write("'192.0.2.5:9437'");
+        let reloaded = reload.reload().unwrap();
+        assert_eq!((reloaded.applied, reloaded.at_next_start), (keys(&["fleet.key"]), keys(&["fleet"])));
+        write_keys(&[2, 2]);
+        assert!(reload.reload().unwrap_err().to_string().contains("whose two lines are the same key"));
+        assert_eq!(*fleet_keys.borrow(), [GroupKey::new([2; 32])], "an invalid file changes nothing");
     }
 
     #[test]

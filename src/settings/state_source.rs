@@ -8,6 +8,7 @@ use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
 use control::config::settings::{CertificateFiles, ControllerSettings, MaglevSeed, Source};
 use control::config::{Located, LocatedRange, Location, Section};
+use control::gateways::listener::{CertificateSource, KeyCertificates};
 use objects::scalar::url::ServerUrl;
 use proto::{Announce, GatewayProfile};
 
@@ -34,6 +35,14 @@ pub enum StateSource {
     Embedded(Box<ControllerSettings>, Option<CertificateFiles>),
     /// Controllers in the order in which they are tried, never empty; certificates if one is reached over TCP.
     Remote(Vec<ServerUrl>, Option<CertificateFiles>),
+}
+
+impl StateSource {
+    /// The certificates with which the gateway dials controllers.
+    pub(super) fn certificates(&self) -> Option<KeyCertificates> {
+        let (Self::Embedded(_, files) | Self::Remote(_, files)) = self;
+        Some(KeyCertificates { key: "controller.tls", source: CertificateSource::Files(files.clone()?) })
+    }
 }
 
 /// The source as read.

@@ -462,6 +462,17 @@ fn wrong_values_say_what_is_allowed() {
 }
 
 #[test]
+fn a_wrong_address_of_a_port_is_one_error_whatever_refers_to_it() {
+    let all = "nodePortAddresses: [10.0.0.2]\nannounce: {election: keepalived, groups: 2, port: cluster}\n\
+               fleet: {listen: '10.0.0.2:9437'}\n";
+    let text = format!("{BASE}{all}").replacen("[10.0.0.3]", "[10.0.0.3, 192.0.2.3]", 1);
+    let error = read(&text.replacen("10.0.0.2/24", "10.0.0.400/24", 1)).unwrap_err();
+    assert!(error.contains("`ports[1].addresses[0]`: found `10.0.0.400/24`") && error.lines().count() == 1, "{error}");
+    let error = read(&text).unwrap_err();
+    assert!(error.contains("192.0.2.3, which belongs to VIP group 1") && error.lines().count() == 1, "{error}");
+}
+
+#[test]
 fn no_device_is_given_twice_as_a_port_or_a_member_of_a_bond() {
     let with = |uplink: &str, cluster: &str| {
         let text = BASE.replacen("net_af_packet0,iface=eth1", uplink, 1).replacen("net_af_packet1,iface=eth2", cluster, 1);

@@ -1,4 +1,4 @@
-//! What an adaptive worker does between two polls: a pure function of the polls before.
+//! The idle policy of an adaptive worker: a pure function of the polls before.
 //!
 //! Polls follow each other while packets arrive, and for [`YIELD_AFTER`] empty polls (about 10 microseconds) longer.
 //! Then the worker yields between polls, and from [`SLEEP_AFTER`] on it sleeps. Before each sleep it arms what wakes it

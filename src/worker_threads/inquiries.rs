@@ -218,14 +218,14 @@ const fn about_flows(family: Family, from: u32) -> Inquired {
 
 /// Passes on the flows of an answer, and returns the entry after them.
 fn each_flow(answer: &Inquiry, mut each: impl FnMut(&FlowView)) -> Option<u32> {
-    fn pass<A: Address>(inquiry: &FamilyInquiry<A>, now: Tick, each: &mut impl FnMut(&FlowView)) -> Option<u32> {
+    fn visit<A: Address>(inquiry: &FamilyInquiry<A>, now: Tick, each: &mut impl FnMut(&FlowView)) -> Option<u32> {
         inquiry.flows.iter().for_each(|flow: &Flow<A>| each(&FlowView::of(flow, now)));
         inquiry.next
     }
     let now = Tick::at(answer.now_ns);
     match &answer.inquired {
-        Inquired::V4(inquiry) => pass(inquiry, now, &mut each),
-        Inquired::V6(inquiry) => pass(inquiry, now, &mut each),
+        Inquired::V4(inquiry) => visit(inquiry, now, &mut each),
+        Inquired::V6(inquiry) => visit(inquiry, now, &mut each),
         Inquired::Capture(_) => None,
     }
 }

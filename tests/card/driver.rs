@@ -14,7 +14,7 @@ const LIBRARIES: [&str; 7] = ["ethdev", "bus_vdev", "kvargs", "mempool", "mbuf",
 
 /// The network of the demo, whose gateway knows the driver. Linux does not see the frames of its interfaces. `None`: this
 /// machine cannot have it, and `test` is reported as skipped.
-pub fn edge(test: &str, name: &str) -> Option<Edge> {
+pub(crate) fn edge(test: &str, name: &str) -> Option<Edge> {
     static LIBRARY: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let library = match LIBRARY.get_or_init(build) {
         Ok(library) => library.clone(),
@@ -30,7 +30,7 @@ pub fn edge(test: &str, name: &str) -> Option<Edge> {
          for port in uplink0 cluster0; do
            in_ns gw sysctl -qw net.ipv6.conf.$port.disable_ipv6=1
            in_ns gw tc qdisc add dev $port clsact
-           in_ns gw tc filter add dev $port ingress matchall action drop
+           in_ns gw tc filter add dev $port ingress bpf da bytecode '1,6 0 0 2'
          done",
     );
     Some(edge)

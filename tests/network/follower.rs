@@ -10,7 +10,7 @@ use crossbeam_queue::ArrayQueue;
 use dataplane::{Link, Mac, Network, PortIndex, Route, TagKind, Vlan};
 use ipnet::IpNet;
 use sluice::agent::compile_loop::AnsweredAddresses;
-use sluice::netlink::{FollowConfig, REQUESTS_MAX, follow};
+use sluice::netlink::{NetlinkFollower, REQUESTS_MAX};
 use tokio::sync::watch;
 
 use crate::skip::skip;
@@ -23,9 +23,9 @@ async fn with_follower(body: impl AsyncFnOnce(Follower)) {
     let (answered, listened) = watch::channel(AnsweredAddresses::default());
     let requests = Arc::new(ArrayQueue::new(REQUESTS_MAX));
     let ports = vec!["uplink".to_owned()];
-    let task = FollowConfig { ports, next_hops: followed, answered: listened, requests: requests.clone(), network };
+    let task = NetlinkFollower { ports, next_hops: followed, answered: listened, requests: requests.clone(), network };
     tokio::select! {
-        outcome = follow(task) => panic!("the follower ended: {outcome:?}"),
+        outcome = task.run() => panic!("the follower ended: {outcome:?}"),
         () = body(Follower { seen, next_hops, answered, requests }) => {}
     }
 }

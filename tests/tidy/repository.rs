@@ -33,11 +33,13 @@ fn unsafe_code_is_only_in_ffi_and_in_one_module() {
 #[test]
 fn packages_have_no_forbidden_dependencies() {
     let manifest = |package: &str| fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
-    let rules: [(&str, &[&str]); 6] = [
+    let rules: [(&str, &[&str]); 8] = [
         ("dataplane", &["dpdk-sys", "control", "tokio", "kube", "tonic", "tracing", "rustix"]),
         ("control", &["dpdk-sys", "dataplane"]),
         ("control/ctl", &["control", "kube", "dpdk-sys", "dataplane"]),
         ("control/objects", &["control", "kube", "tokio", "dpdk-sys", "dataplane"]),
+        ("dataplane/bench", &["control", "sluice", "tokio", "kube"]),
+        ("dataplane/dpdk", &["control", "sluice", "bench", "tokio", "kube"]),
         ("ffi/linux", &["dpdk-sys", "proto", "dataplane", "control", "tokio", "kube"]),
         ("proto", &["dpdk-sys", "dataplane", "control", "tokio", "kube"]),
     ];

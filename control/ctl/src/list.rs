@@ -93,7 +93,7 @@ fn list<R: Row>(rows: &[R], output: Output, out: &mut impl Write, notes: &mut im
     match output {
         Output::Table | Output::Wide => {
             out.write_all(table(rows, output == Output::Wide).as_bytes())?;
-            if rows.is_empty() {
+            if !rows.iter().any(R::is_shown) {
                 writeln!(notes, "(none)")?;
             }
         }
@@ -127,8 +127,9 @@ pub(super) fn format_error(error: impl ToString) -> CtlError {
 
 /// Formats aligned columns under their titles. If rows come from several gateways, the gateway is the first column.
 pub(super) fn table<R: Row>(rows: &[R], is_wide: bool) -> String {
-    let rows: Vec<Value> = rows.iter().map(R::shown).collect();
-    let of_several = rows.iter().any(|row| row["gateway"] != rows[0]["gateway"]);
+    let all: Vec<Value> = rows.iter().map(R::shown).collect();
+    let of_several = all.iter().any(|row| row["gateway"] != all[0]["gateway"]);
+    let rows: Vec<Value> = all.into_iter().zip(rows).filter(|(_, row)| row.is_shown()).map(|(shown, _)| shown).collect();
     let more = if is_wide { R::WIDE } else { &[] };
     let titles: Vec<&str> = of_several.then_some("GATEWAY").into_iter().chain(R::TITLES.iter().chain(more).copied()).collect();
     let cells = |row: &Value| titles.iter().map(|title| cell(&row[field_of(title)])).collect();

@@ -27,6 +27,11 @@ pub(super) trait Row: Serialize + Clone + PartialEq {
     /// Identifies the object of the row: rows with equal keys describe the same object, at different times.
     fn key(&self) -> impl PartialEq;
 
+    /// Whether the table has this row. JSON and YAML have all.
+    fn is_shown(&self) -> bool {
+        true
+    }
+
     /// The JSON fields as the table shows them.
     fn shown(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
@@ -171,6 +176,11 @@ impl Row for v1::DropCount {
 
     fn key(&self) -> impl PartialEq {
         (&self.reason, self.worker, &self.gateway)
+    }
+
+    /// Among 60 reasons of each worker those that occurred are not found.
+    fn is_shown(&self) -> bool {
+        self.packets > 0
     }
 }
 

@@ -56,6 +56,32 @@ default    sticky                                             nat   endpoint  ma
 }
 
 #[tokio::test]
+async fn a_table_of_drops_has_those_that_occurred() {
+    let (out, notes) = printed(Canned::default(), "drops").await;
+    assert_eq!((out.as_str(), notes.as_str()), ("REASON     WORKER  PACKETS\nmalformed  0       5\n", ""));
+}
+
+#[tokio::test]
+async fn flows_of_a_service_that_there_is_not_are_an_error_that_names_those_there_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let (_, notes, none) = ctl(&socket, "flows --service sticky").await;
+    assert!(none.is_ok() && notes == "(none)\n", "{notes}");
+    let error = ctl(&socket, "flows --service default/wbe").await.2.unwrap_err().to_string();
+    assert!(error.contains("no Service \"default/wbe\"; there are: default/sticky, default/web"), "{error}");
+}
+
+#[test]
+fn the_author_of_a_change_is_the_user_that_the_kernel_knows() {
+    let users = "root:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n";
+    assert_eq!([0, 1000, 1001].map(|uid| name_of(uid, users)), ["root", "alice", "uid-1001"]);
+    let uid = std::fs::metadata("/proc/self").unwrap().uid();
+    let name = name_of(uid, &std::fs::read_to_string("/etc/passwd").unwrap());
+    assert!(uid == 0 || user().starts_with(&format!("{name}@")), "{}", user());
+}
+
+#[tokio::test]
 async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     let fields = |text: &str| {
         let keys = text.lines().filter_map(|line| line.trim().strip_prefix('"')?.split_once("\":"));

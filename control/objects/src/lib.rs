@@ -23,7 +23,7 @@ pub use endpoint_slice::{EndpointSpec, ReadSlice, SliceError, SlicePort, SliceSp
 pub use node::{NodeError, NodeSpec};
 pub use pool::{PoolError, PoolSpec};
 pub use service::{
-    Candidate, HealthSpec, Kind, Leftover, Namespaces, NotServable, OwnedParts, PortSpec, ReadService, ServiceSpec, Sharing,
+    Candidate, HealthSpec, Kind, Namespaces, NotServable, OwnedParts, PortSpec, ReadService, ServiceObject, ServiceSpec, Sharing,
     SpecError, Unread,
 };
 pub use status::{Condition, ConditionType};

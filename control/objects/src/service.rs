@@ -26,8 +26,7 @@ pub(crate) mod unknown_fields;
 use affinity::affinity;
 pub use error::{NotServable, SpecError, Unread};
 use error::{WAITS, word};
-pub use owned::{Leftover, OwnedParts};
-use owned::{Writers, gateway_group, writers};
+pub use owned::{OwnedParts, ServiceObject};
 use source_ranges::{clients, note_denied_families};
 pub use spec::{HealthSpec, Namespaces, PortSpec, ServiceSpec, Sharing};
 
@@ -47,36 +46,17 @@ pub enum Kind {
     ClusterIp,
 }
 
-/// A Service that may be ours: identity, current status, and specification.
+/// A Service that may be ours: the object, and its specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its name.
-    pub name: ServiceName,
-    /// Guard of a status write; empty for manifests.
-    pub uid: String,
-    /// Guard of a status write; empty for manifests.
-    pub resource_version: String,
-    /// Creation time, seconds since 1970; none for manifests.
-    pub created_s: Option<i64>,
+    /// The object. The wanted status shares it.
+    pub object: Arc<ServiceObject>,
     /// Its kind.
     pub kind: Kind,
-    /// `spec.loadBalancerClass`.
-    pub class: Option<String>,
-    /// The group of gateways that it asks for.
-    pub gateway_group: Option<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Whether it has the finalizer of a cloud controller, which manages it.
     pub is_held_by_cloud: bool,
-    /// The parts of the object that are ours: addresses in its status, conditions, the finalizer. The wanted status shares
-    /// them.
-    pub held: Arc<OwnedParts>,
-    /// Whether our field manager wrote the addresses of its status.
-    pub status_is_ours: bool,
-    /// Another field manager of its status: the one that wrote the addresses, else the one that wrote last.
-    pub foreign_manager: Option<String>,
-    /// Another field manager of the rest of the object, the one that wrote last.
-    pub object_manager: Option<String>,
     /// Its specification, or why it cannot be served.
     pub wanted: Result<ServiceSpec, SpecError>,
 }
@@ -85,10 +65,11 @@ impl Candidate {
     /// Whether `other`, a newer version, has the same specification, ignoring fields that the API server changes by itself.
     #[must_use]
     pub fn asks_the_same(&self, other: &Self) -> bool {
-        let asked = |c: &Self| (c.created_s, c.kind, c.is_held_by_cloud, c.class.is_none() && c.is_held());
+        let (ours, theirs) = (&*self.object, &*other.object);
+        let asked = |c: &Self| (c.object.created_s, c.kind, c.is_held_by_cloud, c.object.class.is_none() && c.is_held());
         // The first mark of a Service with a class is our own, or that of an installation whose Service it is anyway.
-        let has_same_mark = self.held.group == other.held.group || (self.held.group.is_none() && self.class.is_some());
-        let is_same = self.uid == other.uid && self.class == other.class && self.gateway_group == other.gateway_group;
+        let has_same_mark = ours.held.group == theirs.held.group || (ours.held.group.is_none() && ours.class.is_some());
+        let is_same = ours.uid == theirs.uid && ours.class == theirs.class && ours.gateway_group == theirs.gateway_group;
         let is_same = is_same && self.labels == other.labels && has_same_mark;
         is_same && asked(self) == asked(other) && self.wanted == other.wanted
     }
@@ -97,30 +78,12 @@ impl Candidate {
     /// and no other group.
     #[must_use]
     pub fn is_held_by(&self, group: &str) -> bool {
-        self.is_held() && !self.held.is_of_another(group)
+        self.is_held() && !self.object.held.is_of_another(group)
     }
 
     /// Whether it was served by any installation: all have the same finalizer and field manager.
     fn is_held(&self) -> bool {
-        self.held.finalizer || (self.status_is_ours && !self.held.ingress.is_empty())
-    }
-}
-
-impl From<&Candidate> for Leftover {
-    /// A Service of type `LoadBalancer` of another class.
-    fn from(candidate: &Candidate) -> Self {
-        Self {
-            name: candidate.name.clone(),
-            uid: candidate.uid.clone(),
-            resource_version: candidate.resource_version.clone(),
-            class: candidate.class.clone(),
-            gateway_group: candidate.gateway_group.clone(),
-            is_load_balancer: true,
-            is_deleted: false,
-            created_s: candidate.created_s,
-            status_is_ours: candidate.status_is_ours,
-            held: OwnedParts::clone(&candidate.held),
-        }
+        self.object.held.finalizer || (self.object.status_is_ours && !self.object.held.ingress.is_empty())
     }
 }
 
@@ -133,7 +96,7 @@ pub struct ReadService {
     /// What it asks for, or why it is never served.
     pub candidate: Result<Box<Candidate>, NotServable>,
     /// The parts of ours that it has although it is no candidate.
-    pub leftover: Option<Box<Leftover>>,
+    pub leftover: Option<Box<ServiceObject>>,
 }
 
 impl From<UsedService> for ReadService {
@@ -146,7 +109,11 @@ impl From<Service> for ReadService {
     fn from(service: Service) -> Self {
         let ObjectMeta { namespace, name, .. } = &service.metadata;
         let name = ServiceName::new(namespace.as_deref().unwrap_or("default"), name.as_deref().unwrap_or_default());
-        Self { name, candidate: Candidate::try_from(&service).map(Box::new), leftover: Leftover::of(&service).map(Box::new) }
+        Self {
+            name,
+            candidate: Candidate::try_from(&service).map(Box::new),
+            leftover: ServiceObject::left_over(&service).map(Box::new),
+        }
     }
 }
 
@@ -155,14 +122,13 @@ impl TryFrom<&Service> for Candidate {
 
     fn try_from(service: &Service) -> Result<Self, NotServable> {
         let metadata = &service.metadata;
-        let name = metadata.name.as_deref().ok_or(NotServable::Unnamed)?;
-        let name = ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), name);
+        let object = ServiceObject::of(service).ok_or(NotServable::Unnamed)?;
         let has_finalizer = |wanted: &str| metadata.finalizers.iter().flatten().any(|finalizer| finalizer == wanted);
         let annotations = metadata.annotations.iter().flatten();
         let asks = |key: &str| key.starts_with(ANNOTATION_PREFIX) && key != GROUP_ANNOTATION;
         let is_expected = has_finalizer(FINALIZER) || annotations.into_iter().any(|(key, _)| asks(key));
-        let not_ours = |why, is_expected| NotServable::NotOurs { name: name.clone(), why, is_expected };
-        if metadata.deletion_timestamp.is_some() {
+        let not_ours = |why, is_expected| NotServable::NotOurs { name: object.name.clone(), why, is_expected };
+        if object.is_deleted {
             return Err(not_ours("it is being deleted", false));
         }
         let empty = ServiceFields::default();
@@ -183,22 +149,12 @@ impl TryFrom<&Service> for Candidate {
             }
             _ => return Err(not_ours("its type is neither LoadBalancer nor NodePort, and it has no externalIPs", false)),
         };
-        let Writers { status_is_ours, of_status: foreign_manager, of_object: object_manager } = writers(service);
         Ok(Self {
-            uid: metadata.uid.clone().unwrap_or_default(),
-            resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             kind,
-            class: fields.load_balancer_class.clone(),
-            gateway_group: gateway_group(service),
             labels: metadata.labels.clone().unwrap_or_default(),
             is_held_by_cloud: has_finalizer(CLOUD_FINALIZER),
-            held: Arc::new(OwnedParts::of(service)),
-            status_is_ours,
-            foreign_manager,
-            object_manager,
             wanted: wanted(service, fields, kind),
-            name,
+            object: Arc::new(object),
         })
     }
 }

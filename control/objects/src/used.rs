@@ -275,7 +275,7 @@ mod tests {
         let object = service();
         is_read_as_complete(&object);
         let read_one = ReadService::from(read::<UsedService>(&object)).candidate.unwrap();
-        assert!(read_one.status_is_ours, "the last manager that wrote addresses is found");
+        assert!(read_one.object.status_is_ours, "the last manager that wrote addresses is found");
         let changes: [fn(&mut Value); 6] = [
             |object| object["metadata"]["deletionTimestamp"] = json!("2026-01-03T00:00:00Z"),
             |object| object["metadata"]["managedFields"][3]["manager"] = json!("third"),

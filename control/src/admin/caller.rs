@@ -4,9 +4,9 @@
 //! for a certificate that allows them. Over TCP nothing is answered to a certificate without a role.
 
 use std::fmt;
-use std::fs;
 use std::net::SocketAddr;
 
+use nix::unistd::{Uid, User};
 use rustls::pki_types::UnixTime;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
@@ -126,21 +126,12 @@ impl fmt::Display for Caller {
             Self::Process(None) => return f.write_str("unknown"),
             Self::Process(Some(process)) => *process,
         };
-        match fs::read_to_string("/etc/passwd").ok().and_then(|accounts| user_name(&accounts, user).map(str::to_owned)) {
-            Some(name) => write!(f, "{name} (uid {user})")?,
-            None => write!(f, "uid {user}")?,
+        match User::from_uid(Uid::from_raw(user)) {
+            Ok(Some(account)) => write!(f, "{} (uid {user})", account.name)?,
+            Ok(None) | Err(_) => write!(f, "uid {user}")?,
         }
         process.map_or(Ok(()), |process| write!(f, ", pid {process}"))
     }
-}
-
-/// The name of a user in passwd(5).
-fn user_name(accounts: &str, user: u32) -> Option<&str> {
-    accounts.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let (name, _, id) = (fields.next()?, fields.next()?, fields.next()?);
-        (id.parse() == Ok(user)).then_some(name)
-    })
 }
 
 #[cfg(test)]
@@ -190,7 +181,8 @@ mod tests {
 
     #[test]
     fn a_user_has_the_name_of_the_account_database() {
-        let accounts = "root:x:0:0:root:/root:/bin/bash\nbroken\nalice:x:1000:1000::/home/alice:/bin/sh\n";
-        assert_eq!([0, 1000, 7].map(|user| user_name(accounts, user)), [Some("root"), Some("alice"), None]);
+        let text = |user| Caller::Process(Some((user, Some(7)))).to_string();
+        assert_eq!(text(0), "root (uid 0), pid 7");
+        assert_eq!(text(u32::MAX - 1), format!("uid {}, pid 7", u32::MAX - 1));
     }
 }

@@ -38,6 +38,7 @@ fn newest(gateways: &Gateways) -> BTreeMap<&str, &Gateway> {
 }
 
 fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::GatewayStatus {
+    let fleet = gateway.fleet.as_deref().map(in_fleet).unwrap_or_default();
     let generation = gateway.acknowledged.zip(epoch).map(|(counter, epoch)| Generation { epoch: epoch.to_owned(), counter });
     v1::GatewayStatus {
         name: gateway.name.clone(),
@@ -47,7 +48,9 @@ fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::Gate
         last_seen: written(gateway.last_seen),
         version: gateway.version.clone(),
         flows: gateway.flows,
-        ..gateway.fleet.as_deref().map(in_fleet).unwrap_or_default()
+        // Shadow flows are a part of the flows, and are reported more often.
+        shadow_flows: fleet.shadow_flows.min(gateway.flows),
+        ..fleet
     }
 }
 
@@ -227,6 +230,17 @@ mod tests {
         let gateways = watch::Sender::new(Gateways::default());
         let _connection = connect(&gateways, "edge-1", owning(!(1 << 11)));
         assert_eq!(vips(&state(), &gateways.borrow())[1].gateways, Vec::<String>::new());
+    }
+
+    #[test]
+    fn shadow_flows_are_never_more_than_the_flows_that_they_are_part_of() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let connection = connect(&gateways, "edge-1", FleetStatus::default());
+        for (flows, shadow_flows, shown) in [(100, 40, 40), (100, 140, 100), (0, 7, 0)] {
+            let fleet = Some(FleetStatus { shadow_flows, ..FleetStatus::default() });
+            connection.report(Report { flows, fleet, ..Report::default() });
+            assert_eq!(super::gateways(&gateways.borrow(), &[], None)[0].shadow_flows, shown, "{shadow_flows} of {flows}");
+        }
     }
 
     #[test]

@@ -4,13 +4,13 @@
 //! Invariant: members of the group `sluice` may open the second one only. Neither certificates nor the TCP address keep
 //! the unix sockets from being served.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::unistd::Group;
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::config::settings::AdminListen;
@@ -87,21 +87,11 @@ pub fn read_only_path(path: &Path) -> PathBuf {
 
 /// Lets the group open the socket, if there is such a group and this process may.
 fn admit_viewers(path: &Path) {
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
-    if let Some(group) = group_id(&groups, VIEWERS)
-        && let Err(error) = chown(path, None, Some(group))
+    if let Ok(Some(group)) = Group::from_name(VIEWERS)
+        && let Err(error) = chown(path, None, Some(group.gid.as_raw()))
     {
         tracing::warn!(path = %path.display(), %error, "group {VIEWERS} cannot open the read-only admin socket");
     }
-}
-
-/// The ID of a group in group(5).
-fn group_id(groups: &str, name: &str) -> Option<u32> {
-    groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let (found, _, id) = (fields.next()?, fields.next()?, fields.next()?);
-        if found == name { id.parse().ok() } else { None }
-    })
 }
 
 #[cfg(test)]
@@ -114,12 +104,6 @@ mod tests {
         for (path, expected) in rows {
             assert_eq!(read_only_path(Path::new(path)), Path::new(expected));
         }
-    }
-
-    #[test]
-    fn a_group_has_the_id_of_the_group_database() {
-        let groups = "root:x:0:\nsluices:x:7:\nsluice:x:998:alice,bob\n";
-        assert_eq!([group_id(groups, "sluice"), group_id(groups, "wheel")], [Some(998), None]);
     }
 
     #[tokio::test]

@@ -16,6 +16,7 @@ use super::flows_left::FlowsLeft;
 use super::gateway_rows::{self, seconds, written};
 use super::names::{self, NameError, Names};
 use crate::gateways::fleet_queries::Fleet;
+use crate::gateways::listener::KeyCertificates;
 use crate::gateways::programming::Programming;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::{Gateway, Gateways};
@@ -69,6 +70,8 @@ pub struct View {
     pub activity: Arc<ApiActivity>,
     /// The queue of status writes; `None` while this controller does not lead, and without an API server.
     pub status_writer: watch::Receiver<Option<Arc<StatusWriter>>>,
+    /// The certificates that this controller shows.
+    pub certificates: Vec<KeyCertificates>,
 }
 
 impl View {

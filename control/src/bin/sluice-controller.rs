@@ -15,7 +15,9 @@ use control::config::command_pages;
 use control::config::controller::{CONFIG, ControllerFile};
 use control::config::logging;
 use control::config::settings::Source;
+use control::controller::preflight::{self, Level};
 use control::controller::{self, ControllerError};
+use control::gateways::listener::KeyCertificates;
 use control::gateways::socket::{self, ListenError};
 use control::healthz::{self, systemd};
 use control::kubernetes;
@@ -94,7 +96,11 @@ enum Command {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Validate the configuration and print it with all defaults.
+    /// Validate the configuration and print it with all defaults; look at what it names.
+    ///
+    /// Looks at certificates, manifests, the API server of a kubeconfig and the rights there. What cannot be seen from this
+    /// machine is a note, so that the command can run where no controller runs. What can be seen and cannot work is an error,
+    /// with exit code 2. Nothing is changed.
     Check(ConfigArgs),
 }
 
@@ -108,7 +114,7 @@ struct ConfigArgs {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Check(config) => with_file(&config, |file| exit_code(print(&file.effective()))),
+        Command::Check(config) => with_file(&config, |file| check(&file)),
         Command::Run { config, advertise_host } => with_file(&config, |file| run(file, advertise_host.as_deref())),
         Command::Release { config, class, all, dry_run } => with_file(&config, |file| {
             let extent = class.map_or(if all { Extent::All } else { Extent::Unclaimed }, Extent::Class);
@@ -158,6 +164,21 @@ fn with_file(ConfigArgs { config }: &ConfigArgs, act: impl FnOnce(ControllerFile
             ExitCode::from(2)
         }
     }
+}
+
+/// Prints the effective settings, and on standard error what was found about what the file names.
+fn check(file: &ControllerFile) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return exit_code(Err(anyhow!("cannot look at what the file names: {error}"))),
+    };
+    let mut findings = runtime.block_on(preflight::examine(&file.settings));
+    findings.extend(runtime.block_on(preflight::examine_admin(&file.admin_listen)));
+    findings.iter().filter(|found| found.level != Level::Ok).for_each(|found| logging::print(&found.to_string()));
+    if findings.iter().any(|found| found.level == Level::Fault) {
+        return ExitCode::from(2);
+    }
+    exit_code(print(&file.effective()))
 }
 
 fn run(mut file: ControllerFile, advertise_host: Option<&str>) -> ExitCode {
@@ -277,7 +298,8 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let config = file.effective();
     let admin_sockets = AdminSockets::listen(&file.admin_listen).await?;
     let (health_listener, metrics_listener) = (listen_tcp(file.health_listen).await?, listen_tcp(file.metrics_listen).await?);
-    let running = controller::start(file.settings, shutdown.clone()).await?;
+    let mut running = controller::start(file.settings, shutdown.clone()).await?;
+    running.view.certificates.extend(KeyCertificates::of_admin(&file.admin_listen));
     if let Some(listener) = health_listener {
         tokio::spawn(healthz::serve(listener, running.probes.clone(), shutdown.clone()));
     }

@@ -95,6 +95,14 @@ impl Reader {
         self.problems.borrow().iter().any(|problem| keys.contains(&problem.location.key.as_str()))
     }
 
+    /// Whether there is a problem with a key or one below it. What is checked against its value would be a second problem
+    /// of the same mistake then.
+    #[must_use]
+    pub fn has_problem_below(&self, key: &str) -> bool {
+        let is_below = |path: &str| path.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
+        self.problems.borrow().iter().any(|problem| is_below(&problem.location.key))
+    }
+
     /// Ends reading. Returns the warnings in the order of the file, each with its location.
     ///
     /// # Errors

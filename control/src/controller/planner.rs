@@ -183,7 +183,7 @@ fn replace_if<T>(channel: &watch::Sender<T>, outdated: impl FnOnce(&T) -> bool, 
 /// The uid of the object of a note, if it is known.
 fn uid(world: &World, note: &Note) -> Option<String> {
     match &note.subject {
-        Subject::Service(name) => Some(world.services().get(name)?.candidate.uid.clone()).filter(|uid| !uid.is_empty()),
+        Subject::Service(name) => Some(world.services().get(name)?.candidate.object.uid.clone()).filter(|uid| !uid.is_empty()),
         Subject::Pool(name) => world.pools().get(name)?.metadata.uid.clone(),
         // For nodes the kubelet uses the name as uid, and kubectl searches for it.
         Subject::Node(name) => Some(name.clone()),

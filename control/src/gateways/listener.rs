@@ -6,6 +6,7 @@
 //! each handshake.
 
 use std::collections::VecDeque;
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -25,10 +26,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
-use crate::config::settings::CertificateFiles;
+use crate::config::settings::{AdminListen, CertificateFiles};
 use crate::gateways::local_connections::{LocalStream, accept};
 use crate::gateways::socket::not_accepted;
-use crate::gateways::tls::{self, Acceptance, CONTROLLER, Credential, Identity, Material, TlsError};
+use crate::gateways::tls::{self, Acceptance, CONTROLLER, Credential, Identity, Material, TlsError, Validity};
 
 /// Timeout of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,12 +131,40 @@ impl AsyncWrite for PeerStream {
 }
 
 /// Source of a server's certificates.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum CertificateSource {
     /// Files.
     Files(CertificateFiles),
     /// The Secret of this name, with its last content.
     Secret(String, watch::Receiver<Option<Material>>),
+}
+
+/// The certificates of a key of the configuration.
+#[derive(Clone, Debug)]
+pub struct KeyCertificates {
+    /// The key.
+    pub key: &'static str,
+    /// Where they are.
+    pub source: CertificateSource,
+}
+
+impl KeyCertificates {
+    /// Those of the admin API, if it listens on TCP.
+    #[must_use]
+    pub fn of_admin(listen: &AdminListen) -> Option<Self> {
+        let (_, files) = listen.tcp.as_ref()?;
+        Some(Self { key: "admin.tls", source: CertificateSource::Files(files.clone()) })
+    }
+
+    /// From when until when those that the next connection uses are valid; `None` if they cannot be read. Files are read,
+    /// which takes microseconds.
+    #[must_use]
+    pub fn validity(&self) -> Option<Validity> {
+        match &self.source {
+            CertificateSource::Files(files) => Validity::of_texts(&fs::read(&files.ca).ok()?, &fs::read(&files.cert).ok()?),
+            CertificateSource::Secret(_, read) => Validity::of(read.borrow().as_ref()?),
+        }
+    }
 }
 
 /// Who connects.
@@ -174,6 +203,12 @@ impl ServerTls {
     fn of(source: CertificateSource, clients: Clients) -> Self {
         let (last_valid, logged_error, turn) = (Mutex::default(), Mutex::default(), tokio::sync::Mutex::default());
         Self { source, clients, last_valid, logged_error, turn }
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub const fn source(&self) -> &CertificateSource {
+        &self.source
     }
 
     /// Reads them and creates the TLS settings for incoming connections.
@@ -239,6 +274,12 @@ impl From<UnixListener> for Listeners {
 }
 
 impl Listeners {
+    /// The certificates for gateways, if any listen on TCP.
+    #[must_use]
+    pub fn certificates(&self) -> Vec<KeyCertificates> {
+        self.tcp.iter().map(|(_, tls)| KeyCertificates { key: "tls", source: tls.source().clone() }).collect()
+    }
+
     /// Accepts connections until the receiver is dropped.
     #[must_use]
     pub fn incoming(self) -> ReceiverStream<io::Result<PeerStream>> {

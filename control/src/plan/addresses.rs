@@ -54,6 +54,8 @@ pub struct Allocations {
     waits_until: Option<Instant>,
     /// Since when a Service waits for such an address, if one did in the last assignment.
     waits_since: Option<Instant>,
+    /// Whether addresses were assigned before: until then, what a Service no longer claims was never recorded as held.
+    has_assigned: bool,
 }
 
 impl Allocations {
@@ -70,6 +72,7 @@ impl Allocations {
         let mut outcomes: Vec<Allocation> = vec![Allocation::default(); order.len()];
         self.recheck(&order, &mut outcomes, rules);
         self.adopt_all(&order, &mut outcomes, rules);
+        self.has_assigned = true;
         self.settle_disputes(&order, &mut outcomes, rules);
         // Automatic choice of the second family takes no address that another Service names.
         let named = order.iter().flat_map(|claim| &claim.requested).copied();
@@ -96,6 +99,22 @@ impl Allocations {
     pub fn recall(&mut self, reserved: &[Reserved], now: Instant) {
         for one in reserved {
             self.freed.put_until(one.address, &one.service, one.until.min(now + FREED_ADDRESS_KEPT));
+        }
+    }
+
+    /// Reserves addresses at which a previous leader served Services that claim nothing any more: gateways may still
+    /// forward them. Later assignments know who held what.
+    pub fn free_forgotten<'a>(&mut self, forgotten: impl Iterator<Item = (&'a ServiceName, &'a [IpAddr])>, now: Instant) {
+        if !self.has_assigned {
+            forgotten
+                .for_each(|(service, addresses)| addresses.iter().for_each(|address| self.free_unheld(service, *address, now)));
+        }
+    }
+
+    /// Reserves an address that a Service has left while there was no leader.
+    fn free_unheld(&mut self, service: &ServiceName, address: IpAddr, now: Instant) {
+        if !self.has_assigned && !self.freed.before(service).any(|freed| freed == address) {
+            self.freed.put(address, service, now);
         }
     }
 
@@ -168,11 +187,11 @@ impl Allocations {
 
     /// Why other Services prevent `claim` from getting `address`: they hold it or it is reserved for them. `None` if
     /// nothing does.
-    fn obstacle(&self, claim: &Claim, address: IpAddr, pools: &Pools) -> Option<String> {
+    fn obstacle(&self, claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String> {
         if self.holders.is_held(address) {
-            return self.holders.refuse(address, claim, pools.holding(address));
+            return self.holders.refuse(address, claim, rules.pools.holding(address));
         }
-        let by = self.freed.reserved_for_other(address, &claim.service)?;
+        let by = self.freed.reserved_for_other(address, &claim.service, rules.reached)?;
         Some(format!("is reserved for {by}, which freed it, for 10 minutes and until every gateway has removed it"))
     }
 
@@ -479,7 +498,7 @@ impl Allocations {
                 && pool().is_some_and(|pool| !self.is_over_limit(claim, pool, (*address, None), rules))
                 && !rules.forbidden.contains(*address)
                 && !search.awaited.contains(address)
-                && self.obstacle(claim, *address, rules.pools).is_none()
+                && self.obstacle(claim, *address, rules).is_none()
         };
         let is_admitted = |address: &IpAddr| {
             let holding = rules.pools.index_of(*address);
@@ -493,7 +512,7 @@ impl Allocations {
             return Ok(address);
         }
         let is_free = |address: IpAddr| {
-            let is_kept = self.freed.reserved_for_other(address, &claim.service).is_some();
+            let is_kept = self.freed.reserved_for_other(address, &claim.service, rules.reached).is_some();
             !is_kept && !self.holders.is_held(address) && !rules.forbidden.contains(address)
         };
         let mut limit = None;

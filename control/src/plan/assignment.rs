@@ -23,7 +23,7 @@ use crate::plan::tenure::{OtherHolder, Ownership, held_by_others, holders};
 use crate::world::checkpoint::{Checkpoint, Decided};
 use crate::world::{Labels, Revisions, World};
 use objects::note::{Cause, Note, Remark, Subject};
-use objects::{Candidate, Leftover};
+use objects::{Candidate, ServiceObject};
 use reports::GatewayReports;
 
 mod reports;
@@ -139,7 +139,7 @@ impl Assignment {
     /// Whether another installation has published an address that one of ours holds, since this was last asked.
     fn is_contested(&self, world: &World, settings: &ControllerSettings) -> bool {
         let changed = world.changed_since(self.seen).filter_map(|name| world.services().get(name));
-        let mut of_others = changed.map(|entry| &entry.candidate).filter(|one| one.held.is_of_another(&settings.group));
+        let mut of_others = changed.map(|entry| &entry.candidate.object).filter(|one| one.held.is_of_another(&settings.group));
         of_others.any(|one| one.held.ingress.iter().any(|ingress| self.allocations.is_held_beside(&one.name, ingress.ip)))
     }
 
@@ -171,19 +171,12 @@ impl Assignment {
     /// The claim of a Service that another installation serves: no other Service gets its addresses, while they lie in
     /// pools of ours or one of ours has them. `None` if none does.
     fn claim_of_other(&self, other: &OtherHolder<'_>) -> Option<Claim> {
-        let OtherHolder { service, created_s, addresses, is_proven, .. } = other;
-        let is_ours =
-            |address: &IpAddr| self.pools.holding(*address).is_some() || self.allocations.is_held_beside(service, *address);
-        let in_status: Vec<IpAddr> = addresses.iter().copied().filter(is_ours).collect();
-        let is_proven = *is_proven && in_status.iter().all(|address| self.pools.elsewhere(*address).is_some());
-        let claim = Claim {
-            created_s: *created_s,
-            in_status,
-            status_is_ours: true,
-            of_another: Some(if is_proven { OtherInstallation::Proven } else { OtherInstallation::Alleged }),
-            ..Claim::new((*service).clone())
-        };
-        (!claim.in_status.is_empty()).then_some(claim)
+        let name = &other.object.name;
+        let is_ours = |address: IpAddr| self.pools.holding(address).is_some() || self.allocations.is_held_beside(name, address);
+        let claim = claim_to_keep(other.object, is_ours);
+        let is_proven = other.is_proven && claim.in_status.iter().all(|address| self.pools.elsewhere(*address).is_some());
+        let of_another = Some(if is_proven { OtherInstallation::Proven } else { OtherInstallation::Alleged });
+        (!claim.in_status.is_empty()).then_some(Claim { of_another, ..claim })
     }
 
     fn decide(&mut self, world: &World, settings: &ControllerSettings, (now, now_s): (Instant, Option<u64>)) {
@@ -191,22 +184,25 @@ impl Assignment {
         let owned = |candidate| (candidate, Ownership::of(candidate, world, settings, serves_node_ports));
         let entries = world.services().values().map(|entry| owned(&entry.candidate));
         let mut ours: Vec<(&Candidate, Ownership)> = entries.filter(|(_, owned)| owned.is_any()).collect();
-        ours.sort_by_key(|(candidate, _)| (candidate.created_s, &candidate.name));
+        ours.sort_by_key(|(candidate, _)| (candidate.object.created_s, &candidate.object.name));
         let too_many = ours.split_off(ours.len().min(SERVICES_MAX));
         let (select_namespaces, select_services) = (self.pools.select_namespaces(), self.pools.select_services());
         let labels = |one: &Candidate| if select_services { one.labels.clone() } else { Labels::new() };
         let of_namespace =
-            |one: &Candidate| if select_namespaces { world.namespace_labels(&one.name.namespace) } else { Labels::new() };
+            |one: &Candidate| if select_namespaces { world.namespace_labels(&one.object.name.namespace) } else { Labels::new() };
         let wants = ours.iter().filter(|(_, owned)| owned.addresses).map(|(candidate, _)| *candidate);
         let mut claims = Vec::with_capacity(ours.len());
         claims.extend(wants.map(|one| claim(one, labels(one), of_namespace(one))));
         for claim in claims.iter_mut().filter(|_| !self.recalled.is_empty()) {
             claim.recalled = self.recalled.get(&claim.service).map(|decided| decided.addresses.clone()).unwrap_or_default();
         }
-        let mut unserved: Vec<Claim> = holders(world, settings).map(|left| claim_of_deleted(left, &self.pools)).collect();
+        // Our finalizer proves that it was ours.
+        let is_kept = |left: &ServiceObject, address| left.status_is_ours || self.pools.holding(address).is_some();
+        let of_deleted = holders(world, settings).map(|left| claim_to_keep(left, |address| is_kept(left, address)));
+        let mut unserved: Vec<Claim> = of_deleted.collect();
         let claimed: BTreeSet<&ServiceName> = claims.iter().chain(&unserved).map(|claim| &claim.service).collect();
         let others: Vec<OtherHolder<'_>> = held_by_others(world, settings).collect();
-        let of_others = others.iter().filter(|other| other.is_held && !claimed.contains(other.service));
+        let of_others = others.iter().filter(|other| other.is_held && !claimed.contains(&other.object.name));
         let of_others: Vec<Claim> = of_others.filter_map(|other| self.claim_of_other(other)).collect();
         unserved.extend(of_others);
         claims.extend(unserved.iter().cloned());
@@ -215,16 +211,20 @@ impl Assignment {
         let (pools, forbidden) = (Arc::clone(&self.pools), Arc::clone(&self.forbidden));
         let reach = self.gateways.reach(now_s);
         let rules = Rules { pools: &pools, forbidden: &forbidden, reached: reach.counter, absent: &reach.absent, now };
+        let claimed: BTreeSet<&ServiceName> = claims.iter().map(|claim| &claim.service).collect();
+        let forgotten = self.recalled.iter().filter(|(service, _)| !claimed.contains(service));
+        self.allocations.free_forgotten(forgotten.map(|(service, decided)| (service, &decided.addresses[..])), now);
         let mut outcomes = self.allocations.assign(&claims, rules);
         // A Service that is being deleted keeps its addresses but is no longer served; one of another group never was.
         unserved.iter().for_each(|claim| drop(outcomes.remove(&claim.service)));
         let mut node_ports: BTreeMap<(Protocol, u16), &ServiceName> = BTreeMap::new();
         for (candidate, _) in ours.iter().filter(|(_, owned)| owned.node_ports) {
-            outcomes.insert(candidate.name.clone(), take_node_ports(candidate, &mut node_ports));
+            outcomes.insert(candidate.object.name.clone(), take_node_ports(candidate, &mut node_ports));
         }
         let outside = self.allocations.outside(&pools, &std::mem::take(&mut self.former_pools));
         // Another writer of a status could name any address there.
-        let of_others = others.iter().filter(|other| other.is_published).flat_map(|other| &other.addresses).copied();
+        let of_others = others.iter().map(|other| other.object).filter(|object| object.status_is_ours);
+        let of_others = of_others.flat_map(|object| &object.held.ingress).map(|ingress| ingress.ip);
         let of_others = of_others.filter(|address| pools.holding(*address).is_none());
         let mut outside_pools: BTreeSet<IpAddr> = outside.iter().map(|(address, _)| *address).chain(of_others).collect();
         let known_vips: Vec<IpAddr> = outside_pools.iter().copied().collect();
@@ -232,7 +232,7 @@ impl Assignment {
         let externals = externals::assign(ours.iter().map(|(candidate, _)| *candidate), &fence);
         let external_ips: BTreeSet<IpAddr> = externals.iter().flat_map(|one| &one.addresses).copied().collect();
         for ((candidate, owned), externals) in ours.into_iter().zip(externals) {
-            let outcome = outcomes.entry(candidate.name.clone()).or_default();
+            let outcome = outcomes.entry(candidate.object.name.clone()).or_default();
             outcome.withholds_node_ports = !owned.node_ports;
             if !owned.addresses && !owned.node_ports && externals.addresses.is_empty() {
                 outcome.refusal = externals.refusal();
@@ -241,7 +241,7 @@ impl Assignment {
         }
         for (candidate, _) in too_many {
             let message = format!("there are more than {SERVICES_MAX} Services, and this is one of the youngest; remove some");
-            outcomes.insert(candidate.name.clone(), Allocation::refused(Refusal { reason: Reason::Exhausted, message }));
+            outcomes.insert(candidate.object.name.clone(), Allocation::refused(Refusal { reason: Reason::Exhausted, message }));
         }
         outside_pools.extend(external_ips);
         self.outside_pools = Arc::new(outside_pools.into_iter().collect());
@@ -270,12 +270,12 @@ fn conflict_note((name, why): (&String, &String)) -> Note {
 
 /// The claim of a Service, with those labels that pools select by.
 fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Claim {
-    let spec = candidate.wanted.as_ref().ok();
+    let (object, spec) = (&candidate.object, candidate.wanted.as_ref().ok());
     let mut ports: Vec<_> = spec.iter().flat_map(|spec| &spec.ports).map(|port| (port.protocol, port.port)).collect();
     ports.sort_unstable();
     Claim {
-        service: candidate.name.clone(),
-        created_s: candidate.created_s,
+        service: object.name.clone(),
+        created_s: object.created_s,
         families: spec.map(|spec| spec.families.clone()).unwrap_or_default(),
         second_family_optional: spec.is_some_and(|spec| spec.second_family_optional),
         ports,
@@ -287,24 +287,18 @@ fn claim(candidate: &Candidate, labels: Labels, namespace_labels: Labels) -> Cla
         readdress: spec.is_some_and(|spec| spec.readdress),
         labels,
         namespace_labels,
-        in_status: candidate.held.ingress.iter().map(|ingress| ingress.ip).collect(),
-        status_is_ours: candidate.status_is_ours,
+        in_status: object.held.ingress.iter().map(|ingress| ingress.ip).collect(),
+        status_is_ours: object.status_is_ours,
         of_another: None,
-        status_writer: candidate.foreign_manager.clone(),
+        status_writer: object.foreign_manager.clone(),
         recalled: Vec::new(),
     }
 }
 
-/// The claim of a Service that is being deleted: it keeps the addresses in its status and requests nothing. Our
-/// finalizer proves that it was ours.
-fn claim_of_deleted(left: &Leftover, pools: &Pools) -> Claim {
-    let is_kept = |address: &IpAddr| left.status_is_ours || pools.holding(*address).is_some();
-    Claim {
-        created_s: left.created_s,
-        in_status: left.held.ingress.iter().map(|ingress| ingress.ip).filter(is_kept).collect(),
-        status_is_ours: true,
-        ..Claim::new(left.name.clone())
-    }
+/// The claim of a Service that requests nothing and keeps these of the addresses in its status.
+fn claim_to_keep(object: &ServiceObject, is_kept: impl Fn(IpAddr) -> bool) -> Claim {
+    let in_status = object.held.ingress.iter().map(|ingress| ingress.ip).filter(|address| is_kept(*address)).collect();
+    Claim { created_s: object.created_s, in_status, status_is_ours: true, ..Claim::new(object.name.clone()) }
 }
 
 /// The API server gives each nodePort to one Service only; for manifests this function enforces the same.
@@ -315,6 +309,6 @@ fn take_node_ports<'a>(candidate: &'a Candidate, taken: &mut BTreeMap<(Protocol,
         let message = format!("nodePort {} {} is held by {holder}; choose another one", key.0, key.1);
         return Allocation::refused(Refusal { reason: Reason::Conflict, message });
     }
-    taken.extend(keys.into_iter().map(|key| (key, &candidate.name)));
+    taken.extend(keys.into_iter().map(|key| (key, &candidate.object.name)));
     Allocation::default()
 }

@@ -24,7 +24,7 @@ use crate::world::checkpoint::{Decided, Policy, TableKey};
 use crate::world::{ServiceEntry, World};
 use objects::note::{self, Cause, Remark};
 use objects::status::{Ingress, IpMode, PortStatus};
-use objects::{Candidate, Kind, PortSpec, ServiceSpec};
+use objects::{Kind, PortSpec, ServiceObject, ServiceSpec};
 
 /// Seed of the Maglev tables of installations that have drawn none, and of `replay`: the fractional digits of the golden
 /// ratio. It is no secret, so that anybody can choose tuples that all meet one backend, but it must never change, because
@@ -38,7 +38,7 @@ const REMARKS_MAX: usize = 32;
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     /// The object, the revision of the Service and the allocation that it was planned for.
-    object: Arc<Candidate>,
+    object: Arc<ServiceObject>,
     pub(super) revision: u64,
     pub(super) outcome: Allocation,
     /// Revision of the nodes that it was planned with; `None` if its backends are not nodes.
@@ -65,7 +65,7 @@ impl Planned {
     pub(super) fn is_current(&self, inputs: &Inputs<'_>, entry: &ServiceEntry, outcome: &Allocation) -> bool {
         let has_same_nodes = self.nodes_revision.is_none_or(|revision| revision == inputs.world.revisions().nodes);
         let has_expired = self.again_at().is_some_and(|until| until <= inputs.now);
-        let is_same = self.revision == entry.revision && Arc::ptr_eq(&self.object, &entry.candidate);
+        let is_same = self.revision == entry.revision && Arc::ptr_eq(&self.object, &entry.candidate.object);
         is_same && self.outcome == *outcome && has_same_nodes && !inputs.fence_moved && !has_expired
     }
 }
@@ -100,15 +100,14 @@ impl ServiceBuilder<'_> {
     /// Plans the Service. While a change to a mode in which nodes see the VIP waits for the status, gateways use the mode
     /// before.
     pub(super) fn plan(self) -> Planned {
-        let (object, settings) = (&self.entry.candidate, self.inputs.settings);
-        let in_force = self.in_force();
-        let policy = Policy::of(object.wanted.as_ref().ok(), object.kind, settings, in_force);
+        let (candidate, in_force) = (&self.entry.candidate, self.in_force());
+        let policy = Policy::of(candidate.wanted.as_ref().ok(), candidate.kind, self.inputs.settings, in_force);
         let wanted = self.build(policy);
         let was_hidden = |old: &Planned| old.in_force.is_some_and(|policy| policy.ip_mode == IpMode::Proxy);
         let turns = self.before.is_some_and(|old| old.phase.is_turning() || was_hidden(old)) && policy.ip_mode == IpMode::Vip;
         let refusal = wanted.service.refusal.as_ref().map(|refusal| refusal.reason);
         let (before, allocated) = (self.before.map(|old| old.phase), self.outcome.addresses().collect::<Vec<_>>());
-        let phase = Phase::next(before, object, &allocated, refusal, turns, self.inputs.now);
+        let phase = Phase::next(before, &candidate.object, &allocated, refusal, turns, self.inputs.now);
         let kept = in_force.filter(|_| phase.is_turning());
         let as_before = kept.map(|Policy { mode, target, scheduler, .. }| Policy { mode, target, scheduler, ..policy });
         match as_before.map(|policy| self.build(policy)).filter(|planned| planned.service.refusal.is_none()) {
@@ -120,28 +119,28 @@ impl ServiceBuilder<'_> {
 
     /// The policy in force before: of the same object, or of the same name under a previous leader.
     fn in_force(&self) -> Option<Policy> {
-        let before = self.before.filter(|old| old.object.uid == self.entry.candidate.uid);
+        let before = self.before.filter(|old| old.object.uid == self.entry.candidate.object.uid);
         before.map_or(self.recalled.and_then(|decided| decided.in_force), |old| old.in_force)
     }
 
     fn build(&self, policy: Policy) -> Planned {
         let Inputs { world, settings, fence, nodes, now, .. } = *self.inputs;
-        let object = &self.entry.candidate;
-        let spec = object.wanted.as_ref().ok();
+        let candidate = &self.entry.candidate;
+        let (object, spec) = (&candidate.object, candidate.wanted.as_ref().ok());
         let mut deleted_slices = DeletedSlices::of(world, &object.name, self.before.map(|old| &old.deleted_slices), now);
         let counting = std::mem::take(&mut deleted_slices.counting);
         let slices = world.slices_of(&object.name).chain(&counting).collect();
         let local = spec.is_some_and(|spec| spec.local);
         let source = BackendSource { service: &object.name, slices, local, world, nodes, fence };
-        let frontend = Frontend::of(object, self.outcome, policy, settings);
+        let frontend = Frontend::of(candidate, self.outcome, policy, settings);
         let recalled = || self.recalled.map(|decided| decided.tables.clone());
         let mut tables = self.before.map(|old| old.tables.clone()).or_else(recalled).unwrap_or_default();
         let mut notes: Vec<Remark> = self.outcome.notes.iter().chain(&self.outcome.externals.remarks).cloned().collect();
         let in_force = self.in_force();
-        let unknown_word = unserved::by_unknown_word(object, in_force, self.recalled);
+        let unknown_word = unserved::by_unknown_word(candidate, in_force, self.recalled);
         // What could not be read may be the cause of a refusal. An unknown word is the refusal itself.
         notes.extend(spec.filter(|_| unknown_word.is_none()).iter().flat_map(|spec| &spec.notes).cloned());
-        let served = unserved::by_object(object, unknown_word.as_ref(), self.outcome)
+        let served = unserved::by_object(candidate, unknown_word.as_ref(), self.outcome)
             .and_then(|spec| self.ports(spec, &frontend, &source, &mut tables, &mut notes));
         notes = note::bounded(notes, REMARKS_MAX);
         let (ports, refusal) = match served {
@@ -157,7 +156,7 @@ impl ServiceBuilder<'_> {
             _ => Arc::new(service),
         };
         let phase = service.refusal.as_ref().map_or(Phase::GIVEN, |refusal| Phase::Refused(refusal.reason));
-        let has_status = object.kind == Kind::LoadBalancer;
+        let has_status = candidate.kind == Kind::LoadBalancer;
         Planned {
             object: Arc::clone(object),
             revision: self.entry.revision,
@@ -233,8 +232,7 @@ impl ServiceBuilder<'_> {
         notes: &[Remark],
     ) -> WantedStatus {
         let Self { inputs, entry, outcome, .. } = *self;
-        let object = &entry.candidate;
-        let spec = object.wanted.as_ref().ok();
+        let spec = entry.candidate.wanted.as_ref().ok();
         let is_served = service.refusal.is_none();
         let port = |port: &PortSpec| PortStatus { port: port.port, protocol: port.protocol, error: None };
         let ports: Vec<PortStatus> = spec.iter().flat_map(|spec| &spec.ports).map(port).collect();
@@ -253,7 +251,7 @@ impl ServiceBuilder<'_> {
             spec.is_some_and(|spec| policy.loses_client_address(spec)).then_some(Limitation::ClientAddressLost),
         ];
         WantedStatus {
-            object: Arc::clone(object),
+            object: Arc::clone(&entry.candidate.object),
             group: inputs.settings.group.clone(),
             phase,
             ingress: outcome.addresses().map(|ip| Ingress { ip, ip_mode: policy.ip_mode, ports: ports.clone() }).collect(),

@@ -64,7 +64,7 @@ fn assign_to<'a>(candidate: &'a Candidate, fence: &Fence<'_>, taken: &mut TakenF
         let why = if index < EXTERNAL_IPS_MAX { refusal(address, spec, fence, taken) } else { Some(too_many()) };
         match why {
             None => {
-                taken.extend(spec.ports.iter().map(|port| ((address, port.protocol, port.port), &candidate.name)));
+                taken.extend(spec.ports.iter().map(|port| ((address, port.protocol, port.port), &candidate.object.name)));
                 got.addresses.push(address);
             }
             Some((reason, why)) => {

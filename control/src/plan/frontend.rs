@@ -54,13 +54,13 @@ impl<'a> Frontend<'a> {
     pub fn of(candidate: &'a Candidate, allocation: &Allocation, policy: Policy, settings: &ControllerSettings) -> Self {
         let spec = candidate.wanted.as_ref().ok();
         Self {
-            owner: &candidate.name,
+            owner: &candidate.object.name,
             addresses: allocation.addresses().chain(allocation.externals.addresses.iter().copied()).collect(),
             families: spec.map_or(&[], |spec| &spec.families),
             ports: spec.map_or(&[], |spec| &spec.ports),
             has_node_ports: !allocation.withholds_node_ports,
             policy,
-            terms: terms(&candidate.name, spec, policy, settings),
+            terms: terms(&candidate.object.name, spec, policy, settings),
         }
     }
 

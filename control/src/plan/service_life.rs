@@ -2,7 +2,7 @@
 //! transitions between them.
 //!
 //! Invariant: two pure functions decide, and nothing else. [`Phase::next`] says what gateways get; it follows from the
-//! object, its allocation, the phase before and the time. [`LifeState::planned`] and [`LifeState::observed`] say where the
+//! object, its allocation, the phase before and the time. `LifeState::planned` and `LifeState::observed` say where the
 //! Service stands then; that follows from the phase, the acknowledgements of gateways and the time. The table of
 //! transitions stands in docs/internals/service-life.md, and a test walks it. A Service without a state is unclaimed or
 //! released.
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use imbl::OrdMap;
 use objects::status::{Ingress, IpMode};
-use objects::{Candidate, ConditionType, Kind, OwnedParts};
+use objects::{ConditionType, ServiceObject};
 use proto::{Reason, ServiceName};
 use tokio::time::Instant;
 
@@ -56,7 +56,7 @@ impl Phase {
     #[must_use]
     pub fn next(
         before: Option<Self>,
-        object: &Candidate,
+        object: &ServiceObject,
         allocated: &[IpAddr],
         refusal: Option<Reason>,
         turns: bool,
@@ -78,7 +78,7 @@ impl Phase {
         let begun = if let Some(Self::Marking { until }) = before { Some(until) } else { None };
         // A Service whose status already has an address is served.
         let is_marked = object.held.finalizer || published.next().is_some();
-        let needs_none = is_manifest || object.kind != Kind::LoadBalancer || is_marked;
+        let needs_none = is_manifest || !object.is_load_balancer || is_marked;
         match waits_until(begun).filter(|_| !needs_none) {
             Some(until) => Self::Marking { until },
             None => Self::GIVEN,
@@ -107,7 +107,7 @@ pub type WantedStatuses = OrdMap<ServiceName, Arc<WantedStatus>>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedStatus {
     /// The object as the plan saw it.
-    pub object: Arc<Candidate>,
+    pub object: Arc<ServiceObject>,
     /// Our group, written to the object together with the finalizer.
     pub group: String,
     /// What gateways get. While they get it without ports, addresses that it does not hold are removed from its status and
@@ -160,12 +160,6 @@ impl WantedStatus {
     pub const fn refusal(&self) -> Option<Reason> {
         if let Phase::Refused(reason) = self.phase { Some(reason) } else { None }
     }
-
-    /// Whether another program wrote the addresses of its status.
-    #[must_use]
-    pub fn is_foreign(&self) -> bool {
-        !self.object.status_is_ours && !self.object.held.ingress.is_empty()
-    }
 }
 
 /// What the plan knows of the object.
@@ -178,26 +172,11 @@ pub(crate) enum PlannedObject {
 }
 
 impl PlannedObject {
-    /// The uid of the object; empty for manifests.
-    pub(crate) fn uid(&self) -> &str {
+    /// The object as the plan saw it.
+    pub(crate) fn object(&self) -> &ServiceObject {
         match self {
-            Self::Ours(wanted) => &wanted.object.uid,
-            Self::Left(cleanup) => &cleanup.left.uid,
-        }
-    }
-
-    pub(crate) fn resource_version(&self) -> &str {
-        match self {
-            Self::Ours(wanted) => &wanted.object.resource_version,
-            Self::Left(cleanup) => &cleanup.left.resource_version,
-        }
-    }
-
-    /// The content of the object as the plan saw it.
-    pub(crate) fn held(&self) -> &OwnedParts {
-        match self {
-            Self::Ours(wanted) => &wanted.object.held,
-            Self::Left(cleanup) => &cleanup.left.held,
+            Self::Ours(wanted) => &wanted.object,
+            Self::Left(cleanup) => &cleanup.left,
         }
     }
 }

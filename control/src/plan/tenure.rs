@@ -4,14 +4,14 @@
 //! another installation has marked by its group annotation is not ours before that one has released it: its gateways may
 //! forward for it, also without their controller. A Service without class is not ours if a cloud controller holds it by
 //! its finalizer; one that was ours stays ours until it is released, even if the rules no longer claim it.
-//! Deliberately not here: what owners are told (`unserved`), and when the parts of a Service that is not ours any more are removed (`status::life`).
+//! Deliberately not here: what owners are told (`unserved`), and when the parts of a Service that is not ours any more are
+//! removed (`status::life`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use kube::core::SelectorExt;
-use objects::{Candidate, Kind, Leftover, OwnedParts};
+use objects::{Candidate, Kind, ServiceObject};
 use proto::ServiceName;
 
 use crate::config::settings::ControllerSettings;
@@ -44,19 +44,9 @@ pub enum LeftBy {
     Another,
 }
 
-/// The signs of a Service by which its tenure is decided.
-#[derive(Clone, Copy, Debug)]
-pub struct Signs<'a> {
-    /// `spec.loadBalancerClass`.
-    pub class: Option<&'a str>,
-    /// The group of gateways that it asks for.
-    pub gateway_group: Option<&'a str>,
-    /// The parts that some installation wrote.
-    pub held: &'a OwnedParts,
-    /// Whether sluice wrote its addresses.
-    pub status_is_ours: bool,
-    /// Whether it is of type `LoadBalancer` and not being deleted.
-    pub is_live: bool,
+/// The signs of a Service that is not being deleted, by which its tenure is decided beside those of the object.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SignsOfLife {
     /// Whether a cloud controller holds it by its finalizer.
     pub is_held_by_cloud: bool,
     /// Whether the rules for Services without class select it.
@@ -64,14 +54,15 @@ pub struct Signs<'a> {
 }
 
 impl Tenure {
-    /// Decides by the signs of a Service.
+    /// That of a Service of type `LoadBalancer`, or, without signs of life, of one that was or is being deleted.
     #[must_use]
-    pub fn of(signs: &Signs<'_>, settings: &ControllerSettings) -> Self {
-        let is_of_another = signs.held.is_of_another(&settings.group);
-        let is_of_our_group = settings.is_of_our_group(signs.gateway_group);
-        let is_of_our_class = signs.class == Some(settings.load_balancer_class.as_str());
-        if !signs.is_live {
-            return match (signs.class, &signs.held.group) {
+    pub fn of(object: &ServiceObject, signs: Option<SignsOfLife>, settings: &ControllerSettings) -> Self {
+        let held = &object.held;
+        let is_of_another = held.is_of_another(&settings.group);
+        let is_of_our_group = settings.is_of_our_group(object.gateway_group.as_deref());
+        let is_of_our_class = object.class.as_ref() == Some(&settings.load_balancer_class);
+        let Some(signs) = signs else {
+            return match (&object.class, &held.group) {
                 // Another group of our class releases it, or nobody does: that group has another name now, or is gone.
                 _ if is_of_our_class && is_of_another => Self::Left(LeftBy::Another),
                 (Some(_), None) if is_of_our_class && !is_of_our_group => Self::Left(LeftBy::Another),
@@ -82,16 +73,16 @@ impl Tenure {
                 (Some(_), Some(_)) => Self::Left(LeftBy::UsBefore),
                 (Some(_), None) => Self::Left(LeftBy::Another),
             };
-        }
-        let was_served = signs.held.finalizer || (signs.status_is_ours && !signs.held.ingress.is_empty());
-        let is_classless = signs.class.is_none() && !signs.is_held_by_cloud;
+        };
+        let was_served = held.finalizer || (object.status_is_ours && !held.ingress.is_empty());
+        let is_classless = object.class.is_none() && !signs.is_held_by_cloud;
         let is_claimed = is_of_our_class || (is_classless && (signs.is_selected || was_served));
         match (is_claimed && is_of_our_group, is_of_another) {
             (true, false) => Self::Ours,
             (true, true) if is_of_our_class => Self::Awaited,
             (_, true) => Self::Foreign,
-            (false, false) if !signs.held.has_marks() => Self::Foreign,
-            (false, false) => Self::Left(match signs.held.group {
+            (false, false) if !held.has_marks() => Self::Foreign,
+            (false, false) => Self::Left(match held.group {
                 None => LeftBy::Another,
                 // Another group waits until we have taken our address off it.
                 Some(_) if !is_of_our_group && (is_classless || (is_of_our_class && !signs.is_held_by_cloud)) => LeftBy::Us,
@@ -107,31 +98,11 @@ impl Tenure {
         let is_selected = || {
             rules.enabled
                 && rules.services.matches(&candidate.labels)
-                && rules.namespaces.matches(&world.namespace_labels(&candidate.name.namespace))
+                && rules.namespaces.matches(&world.namespace_labels(&candidate.object.name.namespace))
         };
-        let signs = Signs {
-            class: candidate.class.as_deref(),
-            gateway_group: candidate.gateway_group.as_deref(),
-            held: &candidate.held,
-            status_is_ours: candidate.status_is_ours,
-            is_live: true,
-            is_held_by_cloud: candidate.is_held_by_cloud,
-            is_selected: candidate.class.is_none() && is_selected(),
-        };
-        Self::of(&signs, settings)
-    }
-
-    fn of_leftover(left: &Leftover, settings: &ControllerSettings) -> Self {
-        let signs = Signs {
-            class: left.class.as_deref(),
-            gateway_group: left.gateway_group.as_deref(),
-            held: &left.held,
-            status_is_ours: left.status_is_ours,
-            is_live: false,
-            is_held_by_cloud: false,
-            is_selected: false,
-        };
-        Self::of(&signs, settings)
+        let is_selected = candidate.object.class.is_none() && is_selected();
+        let signs = SignsOfLife { is_held_by_cloud: candidate.is_held_by_cloud, is_selected };
+        Self::of(&candidate.object, Some(signs), settings)
     }
 }
 
@@ -151,7 +122,7 @@ impl Ownership {
     #[must_use]
     pub fn of(candidate: &Candidate, world: &World, settings: &ControllerSettings, serves_node_ports: bool) -> Self {
         let rules = &settings.ownership;
-        if !settings.is_of_our_group(candidate.gateway_group.as_deref()) {
+        if !settings.is_of_our_group(candidate.object.gateway_group.as_deref()) {
             return Self::default();
         }
         let has_external_ips = candidate.wanted.as_ref().map_or(true, |spec| !spec.external_ips.is_empty());
@@ -163,7 +134,8 @@ impl Ownership {
             }
             Kind::NodePort => {
                 let selected = &rules.node_port_namespaces;
-                let is_selected = selected.selects_all() || selected.matches(&world.namespace_labels(&candidate.name.namespace));
+                let is_selected =
+                    selected.selects_all() || selected.matches(&world.namespace_labels(&candidate.object.name.namespace));
                 // Of a Service that cannot be parsed only the node ports can be served.
                 let external_ips = external_ips && candidate.wanted.is_ok();
                 Self { addresses: false, node_ports: serves_node_ports && is_selected, external_ips }
@@ -183,7 +155,7 @@ impl Ownership {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cleanup {
     /// The object.
-    pub left: Arc<Leftover>,
+    pub left: Arc<ServiceObject>,
     /// Which installation may have written them.
     pub by: LeftBy,
 }
@@ -192,7 +164,7 @@ pub struct Cleanup {
 pub(super) fn foreign_services(world: &World, settings: &ControllerSettings) -> Vec<ServiceName> {
     let candidates = world.services().values().map(|entry| &entry.candidate).filter(|one| one.kind == Kind::LoadBalancer);
     let foreign = candidates.filter(|one| Tenure::of_candidate(one, world, settings) != Tenure::Ours);
-    foreign.map(|one| one.name.clone()).collect()
+    foreign.map(|one| one.object.name.clone()).collect()
 }
 
 /// All Services from which something must be removed.
@@ -203,26 +175,21 @@ pub(super) fn cleanups(
 ) -> BTreeMap<ServiceName, Cleanup> {
     let left_by = |tenure| if let Tenure::Left(by) = tenure { Some(by) } else { None };
     let leftovers = world.leftovers().iter().filter_map(|(name, left)| {
-        let by = left_by(Tenure::of_leftover(left, settings))?;
+        let by = left_by(Tenure::of(left, None, settings))?;
         Some((name.clone(), Cleanup { left: Arc::clone(left), by }))
     });
     let candidates = foreign_services.iter().filter_map(|name| Some((name, &*world.services().get(name)?.candidate)));
-    let candidates = candidates.filter(|(_, candidate)| candidate.held.has_marks());
-    // A Service of another installation has nothing to remove, and is not copied.
+    let candidates = candidates.filter(|(_, candidate)| candidate.object.held.has_marks());
     let candidates = candidates.filter_map(|(name, candidate)| {
         let by = left_by(Tenure::of_candidate(candidate, world, settings))?;
-        Some((name.clone(), Cleanup { left: Arc::new(Leftover::from(candidate)), by }))
+        Some((name.clone(), Cleanup { left: Arc::clone(&candidate.object), by }))
     });
     leftovers.chain(candidates).collect()
 }
 
-/// A Service that another installation has marked, with the addresses of its status.
+/// A Service that another installation has marked.
 pub(super) struct OtherHolder<'a> {
-    pub(super) service: &'a ServiceName,
-    pub(super) created_s: Option<i64>,
-    pub(super) addresses: Vec<IpAddr>,
-    /// Whether sluice wrote that status. Anybody else could name any address there.
-    pub(super) is_published: bool,
+    pub(super) object: &'a ServiceObject,
     /// Whether sluice wrote that status and the installation has gateways with an `EdgeGateway`.
     pub(super) is_proven: bool,
     /// Whether gateways may still forward for it: it is being served, or deleted.
@@ -231,24 +198,21 @@ pub(super) struct OtherHolder<'a> {
 
 /// Services that other installations have marked.
 pub(super) fn held_by_others<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = OtherHolder<'a>> {
-    let services = world.services().values().map(|entry| &*entry.candidate);
-    let services = services.map(|one| (&one.name, one.created_s, &*one.held, one.status_is_ours, true));
-    let left = world.leftovers().values();
-    let left = left.map(|one| (&one.name, one.created_s, &one.held, one.status_is_ours, one.holds_addresses()));
-    let others = services.chain(left).filter(|(_, _, held, ..)| held.is_of_another(&settings.group));
+    let services = world.services().values().map(|entry| (&*entry.candidate.object, true));
+    let left = world.leftovers().values().map(|left| (&**left, left.holds_addresses()));
+    let others = services.chain(left).filter(|(one, _)| one.held.is_of_another(&settings.group));
     let groups: BTreeSet<&str> = world.gateways().values().map(|gateway| gateway.group.as_str()).collect();
-    others.map(move |(service, created_s, held, is_published, is_held)| {
-        let addresses = held.ingress.iter().map(|ingress| ingress.ip).collect();
-        let is_proven = is_published && held.group.as_deref().is_some_and(|group| groups.contains(group));
-        OtherHolder { service, created_s, addresses, is_published, is_proven, is_held }
+    others.map(move |(object, is_held)| {
+        let has_gateways = object.held.group.as_deref().is_some_and(|group| groups.contains(group));
+        OtherHolder { object, is_proven: object.status_is_ours && has_gateways, is_held }
     })
 }
 
 /// Services that are being deleted and keep their addresses until gateways have removed them. The deletion may have
 /// begun before this controller started.
-pub(super) fn holders<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = &'a Leftover> {
+pub(super) fn holders<'a>(world: &'a World, settings: &'a ControllerSettings) -> impl Iterator<Item = &'a ServiceObject> {
     let are_ours =
-        |left: &&Leftover| matches!(Tenure::of_leftover(left, settings), Tenure::Left(LeftBy::Us | LeftBy::UsOrAnother));
+        |left: &&ServiceObject| matches!(Tenure::of(left, None, settings), Tenure::Left(LeftBy::Us | LeftBy::UsOrAnother));
     world.leftovers().values().map(Arc::as_ref).filter(|left| left.holds_addresses()).filter(are_ours)
 }
 

@@ -1,12 +1,12 @@
 //! Why a Service is not served: every cause, in the order in which it counts.
 //!
 //! 1. No installation serves it: [`Unserved`].
-//! 2. The plan refuses it, by its object and addresses ([`by_object`]), by its policy ([`Policy::refusal`]), or by its
-//!    backends ([`by_backends`]). Gateways get it without ports, with this reason.
+//! 2. The plan refuses it, by its object, addresses and node ports ([`by_object`]), by its policy ([`Policy::refusal`]), or
+//!    by its backends ([`by_backends`]). Gateways get it without ports, with this reason.
 //! 3. Gateways do not forward for it: [`by_gateways`].
 //!
-//! Deliberately not here: why it lacks an address (`addresses`), why an object cannot be parsed (package `objects`), and
-//! how its owner is told (`status`).
+//! Deliberately not here: why it lacks an address (`addresses`) or a node port (`assignment`), why an object cannot be
+//! parsed (package `objects`), and how its owner is told (`status`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +48,7 @@ impl Unserved {
         let groups: BTreeSet<&str> = world.gateways().values().map(|gateway| gateway.group.as_str()).collect();
         for candidate in world.services().values().map(|entry| &entry.candidate) {
             let is_of_kind = match candidate.kind {
-                Kind::LoadBalancer => candidate.class.as_ref() == Some(&settings.load_balancer_class),
+                Kind::LoadBalancer => candidate.object.class.as_ref() == Some(&settings.load_balancer_class),
                 // They have no class.
                 Kind::NodePort => serves_node_ports,
                 Kind::ClusterIp => false,
@@ -57,10 +57,10 @@ impl Unserved {
                 continue;
             }
             if let Some(remark) = without_group(candidate, &groups, settings) {
-                all.without_group.insert(candidate.name.clone(), remark);
+                all.without_group.insert(candidate.object.name.clone(), remark);
             } else if candidate.kind == Kind::LoadBalancer && Tenure::of_candidate(candidate, world, settings) == Tenure::Awaited
             {
-                all.not_released.insert(candidate.name.clone(), not_released(candidate, settings));
+                all.not_released.insert(candidate.object.name.clone(), not_released(candidate, settings));
             }
         }
         all
@@ -69,7 +69,7 @@ impl Unserved {
 
 /// The remark on a Service whose group has no gateway. Without the kind `EdgeGateway` no group is known.
 fn without_group(candidate: &Candidate, groups: &BTreeSet<&str>, settings: &ControllerSettings) -> Option<Remark> {
-    let asked = candidate.gateway_group.as_deref()?;
+    let asked = candidate.object.gateway_group.as_deref()?;
     let is_one_installation = matches!(settings.source, Source::Manifests { .. });
     let is_told_by_us = settings.ownership.serves_unassigned && (is_one_installation || !groups.is_empty());
     if !is_told_by_us || asked == settings.group || groups.contains(asked) {
@@ -86,9 +86,9 @@ fn without_group(candidate: &Candidate, groups: &BTreeSet<&str>, settings: &Cont
 }
 
 fn not_released(candidate: &Candidate, settings: &ControllerSettings) -> Remark {
-    let by = candidate.held.group.as_deref().unwrap_or_default();
+    let by = candidate.object.held.group.as_deref().unwrap_or_default();
     let (group, by) = (&settings.group, quoted(by));
-    let text = if candidate.gateway_group.is_some() {
+    let text = if candidate.object.gateway_group.is_some() {
         format!(
             "not served by group {group} yet: group {by} has not released it (annotation {GROUP_ANNOTATION}); if that group \
              has no controller any more, stop its gateways and remove the annotation"
@@ -108,7 +108,7 @@ fn not_released(candidate: &Candidate, settings: &ControllerSettings) -> Remark 
 pub(super) fn by_unknown_word(candidate: &Candidate, in_force: Option<Policy>, recalled: Option<&Decided>) -> Option<Refusal> {
     let spec = candidate.wanted.as_ref().ok()?;
     let decides_path = spec.unread.contains(&Unread::Mode) || spec.unread.contains(&Unread::Target);
-    let was_served = recalled.is_some_and(|decided| !decided.tables.is_empty()) || !candidate.held.ingress.is_empty();
+    let was_served = recalled.is_some_and(|decided| !decided.tables.is_empty()) || !candidate.object.held.ingress.is_empty();
     let is_live = in_force.is_some() || (!decides_path && was_served);
     spec.refused_if_new.as_ref().filter(|_| !is_live).map(SpecError::refusal)
 }

@@ -23,7 +23,7 @@ use tracing::warn;
 
 use super::accepted;
 use super::fleet_notes::GatewayUids;
-use super::gateway_conditions::{self, GatewayFacts};
+use super::gateway_conditions;
 use crate::gateways::publish::Published;
 use crate::gateways::registry::Gateways;
 use crate::kubernetes::{ApiError, Cluster, Retry, WatchedGateways, patch_params, post_params};
@@ -140,11 +140,7 @@ fn shown(gateways: &Gateways) -> BTreeMap<String, EdgeGatewayStatus> {
             // It reports them some time after it connects; until then those of its object are kept.
             prefixes: Some(texts(&gateway.profile.prefixes)).filter(|prefixes| !prefixes.is_empty()),
             max_state_age_seconds: gateway.profile.max_state_age.map(|age| age.as_secs()),
-            conditions: gateway_conditions::of_connected(GatewayFacts {
-                is_ready,
-                is_drained: gateways.is_drained(&gateway.name),
-                fleet: gateway.fleet.as_deref(),
-            }),
+            conditions: gateway_conditions::of_connected(is_ready, gateways.is_drained(&gateway.name), gateway.fleet.as_deref()),
             ..gateway.fleet.as_deref().map(of_fleet).unwrap_or_default()
         };
         all.insert(gateway.name.clone(), status);

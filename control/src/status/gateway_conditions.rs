@@ -11,33 +11,23 @@ use proto::{FleetStatus, SessionHealth};
 /// Maximum number of names in a message.
 const NAMED_MAX: usize = 8;
 
-/// What the conditions of a gateway are made of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GatewayFacts<'a> {
-    /// Whether every worker forwards by a state of this controller.
-    pub(super) is_ready: bool,
-    /// Whether an operator has drained it.
-    pub(super) is_drained: bool,
-    /// What it reports about its part in the fleet.
-    pub(super) fleet: Option<&'a FleetStatus>,
-}
-
 /// The conditions of a connected gateway, each as of the beginning of time. Those of an election, of partners and of
-/// routing sessions exist only with them.
-pub(super) fn of_connected(facts: GatewayFacts<'_>) -> Vec<Condition> {
+/// routing sessions exist only with them. `is_ready`: every worker forwards by a state of this controller; `is_drained`: an
+/// operator has drained it.
+pub(super) fn of_connected(is_ready: bool, is_drained: bool, fleet: Option<&FleetStatus>) -> Vec<Condition> {
     let mut all = vec![
-        if facts.is_ready {
+        if is_ready {
             condition("Ready", true, "Forwarding", "every worker forwards by the state of the controller".to_owned())
         } else {
             condition("Ready", false, "NoState", "not every worker forwards by a state of this controller yet".to_owned())
         },
-        if facts.is_drained {
+        if is_drained {
             condition("Draining", true, "Drained", "an operator has drained it: sluicectl overrides".to_owned())
         } else {
             condition("Draining", false, "NotDrained", String::new())
         },
     ];
-    let Some(fleet) = facts.fleet else { return all };
+    let Some(fleet) = fleet else { return all };
     let others = named(fleet.duplicates.iter().map(|(vip, station)| format!("{vip} ({station})")));
     all.push(if others.is_empty() {
         condition("DuplicateVIP", false, "NoOtherStation", String::new())
@@ -130,8 +120,7 @@ mod tests {
             sessions: vec![session(SessionHealth::Up), session(SessionHealth::Down), session(SessionHealth::Disabled)],
             ..FleetStatus::default()
         };
-        let facts = GatewayFacts { is_ready: false, is_drained: true, fleet: Some(&fleet) };
-        let all = of_connected(facts);
+        let all = of_connected(false, true, Some(&fleet));
         let expected = [
             ("Ready", "False", "NoState"),
             ("Draining", "True", "Drained"),
@@ -157,18 +146,18 @@ mod tests {
             sessions: vec![session(SessionHealth::Up)],
             ..FleetStatus::default()
         };
-        let all = of_connected(GatewayFacts { is_ready: true, is_drained: false, fleet: Some(&fleet) });
+        let all = of_connected(true, false, Some(&fleet));
         let statuses: Vec<_> = all.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
         let expected =
             [("Ready", "True"), ("Draining", "False"), ("DuplicateVIP", "False"), ("Eligible", "True"), ("SessionsUp", "True")];
         assert_eq!(statuses, expected);
-        assert_eq!(of_connected(GatewayFacts { is_ready: true, is_drained: false, fleet: None }).len(), 2);
+        assert_eq!(of_connected(true, false, None).len(), 2);
     }
 
     #[test]
     fn a_condition_keeps_its_time_while_its_status_stays() {
         let (early, late) = (Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
-        let of = |is_ready| of_connected(GatewayFacts { is_ready, is_drained: false, fleet: None });
+        let of = |is_ready| of_connected(is_ready, false, None);
         let old = dated(of(false), &[], early);
         let new = dated(of(true), &old, late);
         let times: Vec<_> = new.iter().map(|one| one.last_transition_time.0.as_second()).collect();

@@ -3,7 +3,8 @@
 //!
 //! Invariant: a published address is removed only if the plan takes it from the Service. A programmed Service stays
 //! programmed while gateways apply a change, and for a grace time without gateways.
-//! Deliberately not here: the states (`plan::service_life`), why gateways do not forward (`plan::unserved`), and the texts of conditions (`conditions`).
+//! Deliberately not here: the states (`plan::service_life`), why gateways do not forward (`plan::unserved`), and the texts
+//! of conditions (`conditions`).
 
 use std::borrow::Cow;
 use std::time::Duration;

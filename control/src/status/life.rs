@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::ServiceName;
 use tokio::time::Instant;
 
 use super::conditions;
@@ -18,7 +17,7 @@ use super::goal::{LifeStep, Situation, Timers, remarks};
 use crate::plan::service_life::{GatewaysView, LifeState, PlannedObject};
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
 use objects::status::StatusWrite;
-use objects::{Condition, ConditionType, OwnedParts};
+use objects::{Condition, ConditionType, OwnedParts, ServiceObject};
 
 /// Longest time that a deletion waits for gateways.
 pub(super) const GATEWAYS_WAITED_FOR: Duration = Duration::from_secs(10);
@@ -144,7 +143,7 @@ impl Life {
         }
         // A queued write is replaced by the next one to the same version, so that one must contain all changes.
         let object = &wanted.object;
-        let base = if object.uid.is_empty() { known } else { &*object.held };
+        let base = if object.uid.is_empty() { known } else { &object.held };
         let write = StatusWrite {
             service: object.name.clone(),
             uid: object.uid.clone(),
@@ -159,7 +158,7 @@ impl Life {
         // Notes cover the whole difference from this version, because those of the replaced write were never reported.
         step.remarks_of_write.extend(remarks(wanted, base, &goal));
         // Content of another program that the first write replaces is a rewrite, too.
-        if self.sent.is_none() && write.ingress.is_some() && wanted.is_foreign() {
+        if self.sent.is_none() && write.ingress.is_some() && wanted.object.is_status_foreign() {
             self.dispute.rewrites(now);
         }
         self.timers.is_written(is_change.then_some(now));
@@ -197,7 +196,7 @@ impl Life {
             return LifeStep { again_at: self.dispute.left_alone_until(), remarks, ..LifeStep::default() };
         }
         let known = self.known();
-        let write = removal(left.name.clone(), left.uid.clone(), left.resource_version.clone(), known, has_our_addresses);
+        let write = removal(left, known, has_our_addresses);
         // Nothing is reported about an object that is deleted.
         let remarks_of_write = if left.is_deleted { Vec::new() } else { vec![conditions::released()] };
         let ingress = if has_our_addresses { Vec::new() } else { known.ingress.clone() };
@@ -208,8 +207,8 @@ impl Life {
 
     /// The last write to this object, if it was to another version.
     fn sent_before(&self) -> Option<&Sent> {
-        let is_older =
-            |sent: &&Sent| sent.write.uid == self.claim.uid() && sent.write.resource_version != self.claim.resource_version();
+        let object = self.claim.object();
+        let is_older = |sent: &&Sent| sent.write.uid == object.uid && sent.write.resource_version != object.resource_version;
         self.sent.as_deref().filter(is_older)
     }
 
@@ -226,33 +225,29 @@ impl Life {
 
     /// The last write, if it was to this version of the object.
     fn sent_now(&self) -> Option<&Sent> {
-        let (uid, version) = (self.claim.uid(), self.claim.resource_version());
-        self.sent.as_deref().filter(|sent| sent.write.uid == uid && sent.write.resource_version == version)
+        let object = self.claim.object();
+        let is_newest = |sent: &&Sent| sent.write.uid == object.uid && sent.write.resource_version == object.resource_version;
+        self.sent.as_deref().filter(is_newest)
     }
 
     /// The content of the object once the last write is accepted.
     fn known(&self) -> &OwnedParts {
-        self.sent_now().map_or_else(|| self.claim.held(), |sent| &sent.after)
+        self.sent_now().map_or_else(|| &self.claim.object().held, |sent| &sent.after)
     }
 
     /// The content that the object has for certain.
     fn published(&self) -> &OwnedParts {
-        self.sent_now().filter(|sent| sent.is_accepted).map_or_else(|| self.claim.held(), |sent| &sent.after)
+        self.sent_now().filter(|sent| sent.is_accepted).map_or_else(|| &self.claim.object().held, |sent| &sent.after)
     }
 }
 
-/// The write that removes our conditions, finalizer and group from an object, and its addresses if they are ours.
-pub(super) fn removal(
-    service: ServiceName,
-    uid: String,
-    resource_version: String,
-    held: &OwnedParts,
-    has_our_addresses: bool,
-) -> StatusWrite {
+/// The write that removes our conditions, finalizer and group from an object that has these parts, and its addresses if
+/// they are ours.
+pub(super) fn removal(object: &ServiceObject, held: &OwnedParts, has_our_addresses: bool) -> StatusWrite {
     StatusWrite {
-        service,
-        uid,
-        resource_version,
+        service: object.name.clone(),
+        uid: object.uid.clone(),
+        resource_version: object.resource_version.clone(),
         ingress: has_our_addresses.then(Vec::new),
         conditions: held.conditions.keys().map(|kind| (*kind, None)).collect(),
         finalizer: held.finalizer.then_some(false),

@@ -117,9 +117,10 @@ impl Queue {
             return;
         };
         match self.lives.get_mut(&name) {
-            Some(life) if life.claim.uid() == claim.uid() => life.plan(claim, counter, now),
+            Some(life) if life.claim.object().uid == claim.object().uid => life.plan(claim, counter, now),
             _ => {
-                let before = self.released.remove(&name).filter(|(uid, _)| uid == claim.uid()).map(|(_, dispute)| dispute);
+                let before =
+                    self.released.remove(&name).filter(|(uid, _)| *uid == claim.object().uid).map(|(_, dispute)| dispute);
                 let life = Life::new(claim, counter, now).after_release(before);
                 self.lives.insert(name.clone(), Box::new(life));
             }
@@ -171,7 +172,7 @@ impl Queue {
                 let note = |remark| Note { subject: Subject::Service(name.clone()), remark };
                 let notes = step.remarks.into_iter().map(note).collect();
                 let notes_of_write = step.remarks_of_write.into_iter().map(note).collect();
-                due.push(Due { write: step.write, uid: life.claim.uid().to_owned(), notes, notes_of_write });
+                due.push(Due { write: step.write, uid: life.claim.object().uid.clone(), notes, notes_of_write });
             }
         }
         due

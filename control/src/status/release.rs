@@ -27,7 +27,7 @@ use crate::world::World;
 use crate::world::change::Change;
 use objects::crd::EdgeGateway;
 use objects::status::StatusWrite;
-use objects::{Candidate, Leftover, OwnedParts};
+use objects::{Candidate, OwnedParts, ServiceObject};
 
 mod paced;
 
@@ -242,18 +242,17 @@ async fn release_one(
 
 /// What must be removed from a Service, if anything.
 fn write(service: &Service, world: &World, settings: &ControllerSettings, extent: &Extent) -> Option<StatusWrite> {
-    let held = OwnedParts::of(service);
+    let object = ServiceObject::of(service).filter(|object| !object.uid.is_empty() && !object.resource_version.is_empty())?;
+    let (held, class) = (&object.held, object.class.as_deref());
     let candidate = Candidate::try_from(service).ok();
-    let is_load_balancer = service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("LoadBalancer");
-    let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_deref());
     let was_ours = candidate.as_ref().is_some_and(|candidate| candidate.is_held_by(&settings.group));
     let has_our_addresses = match (extent, class) {
         // Another controller may have the class now.
-        (Extent::Class(_), Some(_)) => is_status_ours(service),
+        (Extent::Class(_), Some(_)) => object.status_is_ours,
         (_, Some(_)) => true,
         (_, None) => was_ours,
     };
-    let has_our_addresses = is_load_balancer && !held.ingress.is_empty() && has_our_addresses;
+    let has_our_addresses = object.is_load_balancer && !held.ingress.is_empty() && has_our_addresses;
     let is_extent = match (extent, class) {
         _ if held.is_of_another(&settings.group) => false,
         (Extent::All, Some(class)) => class == settings.load_balancer_class,
@@ -262,22 +261,12 @@ fn write(service: &Service, world: &World, settings: &ControllerSettings, extent
         (Extent::All, None) => true,
         // A running controller also keeps Services that were ours before; here only the configured rules count.
         (Extent::Unclaimed | Extent::Class(_), None) => !candidate.is_some_and(|candidate| {
-            let unheld = Candidate { held: Arc::default(), status_is_ours: false, ..candidate };
-            is_load_balancer && Tenure::of_candidate(&unheld, world, settings) == Tenure::Ours
+            let unheld = ServiceObject { held: OwnedParts::default(), status_is_ours: false, ..object.clone() };
+            let unheld = Candidate { object: Arc::new(unheld), ..candidate };
+            object.is_load_balancer && Tenure::of_candidate(&unheld, world, settings) == Tenure::Ours
         }),
     };
-    if !is_extent || !(held.has_marks() || has_our_addresses) {
-        return None;
-    }
-    let name = ServiceName::new(service.metadata.namespace.as_deref()?, service.metadata.name.as_deref()?);
-    let (uid, resource_version) = (service.metadata.uid.clone()?, service.metadata.resource_version.clone()?);
-    Some(removal(name, uid, resource_version, &held, has_our_addresses))
-}
-
-/// Whether our field manager wrote the addresses of a Service.
-fn is_status_ours(service: &Service) -> bool {
-    let of_candidate = Candidate::try_from(service).map(|candidate| candidate.status_is_ours).ok();
-    of_candidate.or_else(|| Leftover::of(service).map(|left| left.status_is_ours)).unwrap_or_default()
+    (is_extent && (held.has_marks() || has_our_addresses)).then(|| removal(&object, held, has_our_addresses))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::plan::service_life::{Limitation, Phase, SLOW_GATEWAY_WAITED_FOR, Shor
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
 use objects::note::Cause;
 use objects::status::{Ingress, IpMode, PortStatus};
-use objects::{Candidate, Condition, ConditionType, Kind, Leftover, OwnedParts, ServiceSpec};
+use objects::{Condition, ConditionType, OwnedParts, ServiceObject};
 use proto::{Reason, Refusal, ServiceName};
 
 mod property;
@@ -42,22 +42,20 @@ pub(super) fn held(ingress: &[Ingress]) -> OwnedParts {
 }
 
 /// The object of the Service, of which sluice wrote the status.
-fn object() -> Candidate {
-    Candidate {
+fn object() -> ServiceObject {
+    ServiceObject {
         name: web(),
         uid: "u".to_owned(),
         resource_version: String::new(),
         created_s: None,
-        kind: Kind::LoadBalancer,
         class: None,
         gateway_group: None,
-        labels: BTreeMap::new(),
-        is_held_by_cloud: false,
-        held: Arc::default(),
+        is_load_balancer: true,
+        is_deleted: false,
+        held: OwnedParts::default(),
         status_is_ours: true,
         foreign_manager: Some("rival".to_owned()),
         object_manager: Some("argocd-controller".to_owned()),
-        wanted: Ok(ServiceSpec::default()),
     }
 }
 
@@ -79,18 +77,8 @@ pub(super) fn wanted(ingress: &[Ingress]) -> WantedStatus {
 pub(super) fn leftover(by: LeftBy, is_deleted: bool) -> Cleanup {
     let conditions = [(ConditionType::Programmed, Condition::new(true, "Programmed", ""))].into();
     let held = OwnedParts { conditions, finalizer: true, ..held(&[ingress(1, IpMode::Proxy)]) };
-    let left = Leftover {
-        name: web(),
-        uid: "u".to_owned(),
-        resource_version: "90".to_owned(),
-        class: None,
-        gateway_group: None,
-        is_load_balancer: is_deleted,
-        is_deleted,
-        created_s: None,
-        status_is_ours: true,
-        held,
-    };
+    let resource_version = "90".to_owned();
+    let left = ServiceObject { resource_version, is_load_balancer: is_deleted, is_deleted, held, ..object() };
     Cleanup { left: Arc::new(left), by }
 }
 
@@ -123,13 +111,13 @@ impl Lab {
         self.queue.set_plan(&statuses, self.now);
     }
 
-    pub(super) fn object(&mut self) -> &mut Candidate {
+    pub(super) fn object(&mut self) -> &mut ServiceObject {
         Arc::make_mut(&mut self.wanted.object)
     }
 
     /// What the object has, to be changed.
     pub(super) fn held(&mut self) -> &mut OwnedParts {
-        Arc::make_mut(&mut self.object().held)
+        &mut self.object().held
     }
 
     pub(super) fn leave(&mut self, counter: u64, cleanup: Cleanup) {
@@ -595,7 +583,7 @@ fn a_service_that_a_gateway_refuses_is_not_programmed_and_the_condition_names_ga
 
     // A controller that has just started reads the condition before any gateway has acknowledged a generation.
     let mut again = Lab::new(&[ingress(1, IpMode::Vip)]);
-    again.object().held = Arc::clone(&lab.wanted.object.held);
+    again.object().held = lab.wanted.object.held.clone();
     let _gateway = again.connect("edge-2");
     again.plan(1);
     assert!(again.due().is_none_or(|write| write.conditions.is_empty()), "the condition stays until gateways have reported");

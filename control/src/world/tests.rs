@@ -86,7 +86,7 @@ fn the_same_object_again_changes_nothing() {
     world.apply(Change::ServiceApplied(Box::new(again.into())));
     world.apply(Change::SlicesReplaced(vec![slice("a-1", "a", "10.0.0.1")]));
     assert_eq!(revision(&world, "a"), before);
-    assert_eq!(world.services()[&ServiceName::new("shop", "a")].candidate.resource_version, "9");
+    assert_eq!(world.services()[&ServiceName::new("shop", "a")].candidate.object.resource_version, "9");
 }
 
 #[test]

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use ipnet::IpNet;
 use proto::v1::config_client::ConfigClient;
 use proto::v1::watch_request::Message;
-use proto::v1::{FleetReport, Hello, Report, Service, ServiceHealth, WatchRequest, WatchResponse};
+use proto::v1::{FleetReport, Hello, Links, Report, Service, ServiceHealth, WatchRequest, WatchResponse};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -43,7 +44,7 @@ enum Link {
 
 pub struct Gateway {
     received: Arc<Mutex<ReceivedState>>,
-    fleet: watch::Sender<Option<FleetReport>>,
+    reports: watch::Sender<Option<Report>>,
     link: watch::Sender<Link>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -73,7 +74,7 @@ impl Gateway {
     fn start_with(name: &str, socket: &Path, reports: bool) -> Self {
         let received = Arc::new(Mutex::new(ReceivedState::default()));
         let (name, socket, state) = (name.to_owned(), socket.to_owned(), Arc::clone(&received));
-        let (fleet, mut reported) = watch::channel(None);
+        let (own_reports, mut reported) = watch::channel(None);
         let (link, mut linked) = watch::channel(Link::Up);
         let task = tokio::spawn(async move {
             let mut cut = linked.clone();
@@ -92,7 +93,7 @@ impl Gateway {
                 }
             }
         });
-        Self { received, fleet, link, task }
+        Self { received, reports: own_reports, link, task }
     }
 
     /// Vanishes until [`Gateway::return_to_controller`]: it keeps what it received, as a gateway behind a broken link
@@ -112,7 +113,18 @@ impl Gateway {
 
     /// Reports this about the fleet.
     pub fn report_fleet(&self, fleet: FleetReport) {
-        self.fleet.send_replace(Some(fleet));
+        self.report(Report { fleet: Some(fleet), ..Report::default() });
+    }
+
+    /// Reports that its links have these networks.
+    pub fn report_links(&self, networks: &[&str]) {
+        let networks: Vec<IpNet> = networks.iter().map(|network| network.parse().unwrap()).collect();
+        let links = Links { prefixes: proto::convert::prefixes(&networks) };
+        self.report(Report { links: Some(links), ..Report::default() });
+    }
+
+    fn report(&self, report: Report) {
+        self.reports.send_replace(Some(Report { ready: true, ..report }));
     }
 
     pub fn received(&self) -> ReceivedState {
@@ -124,7 +136,7 @@ async fn watch_controller(
     name: &str,
     socket: &Path,
     (received, reports): (&Mutex<ReceivedState>, bool),
-    fleet: &mut watch::Receiver<Option<FleetReport>>,
+    own_reports: &mut watch::Receiver<Option<Report>>,
     link: &mut watch::Receiver<Link>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut client = ConfigClient::new(dial(socket.to_owned()).await?);
@@ -137,9 +149,9 @@ async fn watch_controller(
         let response = tokio::select! {
             Ok(()) = async { link.wait_for(|link| *link == Link::Stalled).await.map(drop) } => continue,
             response = responses.message() => response?,
-            Ok(()) = fleet.changed() => {
-                let report = Report { ready: true, fleet: fleet.borrow_and_update().clone(), ..Report::default() };
-                requests.send(WatchRequest { message: Some(Message::Report(report)) }).await?;
+            Ok(()) = own_reports.changed() => {
+                let report = own_reports.borrow_and_update().clone();
+                requests.send(WatchRequest { message: report.map(Message::Report) }).await?;
                 continue;
             }
         };

@@ -76,6 +76,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         Box::pin(service_fields::external_ips_are_served_where_they_are_allowed(user))
     }),
     ("one port number is served on three protocols", |user| Box::pin(service_fields::one_port_number_on_three_protocols(user))),
+    ("an l2 pool tells which gateways cannot announce it", |user| {
+        Box::pin(addresses::an_l2_pool_tells_which_gateways_cannot_announce_it(user))
+    }),
+    ("a pool tells which gateways its freed addresses wait for", |user| {
+        Box::pin(addresses::a_pool_tells_which_gateways_its_freed_addresses_wait_for(user))
+    }),
     ("a restarted controller changes no address", |user| Box::pin(addresses::a_restarted_controller_changes_no_address(user))),
     ("a Service gets the address that it requests", |user| Box::pin(addresses::a_requested_address_is_assigned(user))),
     ("an AddressPool provides addresses and shows how many are left, and deleting it withdraws nothing", |user| {

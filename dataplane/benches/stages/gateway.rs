@@ -59,7 +59,8 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// A gateway that has announced its addresses. `owned`: the groups of VIPs that it owns, where flows are replicated.
+    /// A gateway that has announced its addresses. `owned`: the groups of VIPs that it owns, where flows are
+    /// replicated.
     pub(crate) fn new(config: Config, network: &Network, state: &State, owned: Option<u64>) -> Self {
         let mut compiler = Compiler::new(config.clone());
         // One VIP group, where flows are replicated.

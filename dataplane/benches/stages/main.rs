@@ -326,12 +326,12 @@ fn told(gateway: &mut Gateway, stage: Stage) -> usize {
         gateway.pass(Gateway::poll, CLUSTER, UPLINK, answers);
         gateway.pass(Gateway::poll, UPLINK, CLUSTER, acks);
     }
-    assert_eq!(gateway.replication.told().get(), 0, "flows that were told before they were old enough");
+    assert_eq!(gateway.replication.sent().get(), 0, "flows that were told before they were old enough");
     gateway.now_ns += 1_500_000_000;
     for _ in 0..8 * BURSTS {
         measured(gateway);
     }
-    usize::try_from(gateway.replication.told().get()).unwrap()
+    usize::try_from(gateway.replication.sent().get()).unwrap()
 }
 
 /// A flow of a partner.

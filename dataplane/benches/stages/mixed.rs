@@ -1,6 +1,6 @@
 //! The mixed stage: what a gateway with one port sees. Every burst holds packets of all modes, both families and both
-//! directions, to backends on the link, behind four routers and in a VLAN, of clients behind a router with and without a
-//! VLAN tag, one client for each flow. Two packets in a hundred are a SYN or a FIN, one is a fragment.
+//! directions, to backends on the link, behind four routers and in a VLAN, of clients behind a router with and without
+//! a VLAN tag, one client for each flow. Two packets in a hundred are a SYN or a FIN, one is a fragment.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protoco
 
 use crate::gateway::{BURSTS, Gateway, UPLINK, answer, ip};
 
-/// The services of twenty flows: 60 % `nat`, each other mode 10 %; 65 % IPv4.
+/// The services of twenty flows: 60 % `nat`, each other mode 10 %; 60 % IPv4.
 const SERVICES: [(Mode, Family, u8); 10] = [
     (Mode::Nat, Family::V4, 8),
     (Mode::Nat, Family::V6, 4),

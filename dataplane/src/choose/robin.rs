@@ -63,8 +63,8 @@ impl Robin {
     }
 }
 
-/// One cycle of turns. Weights are divided by their greatest common divisor. Where the cycle would be too long they are
-/// scaled down and rounded, but never to 0.
+/// One cycle of turns. Weights are divided by their greatest common divisor. A cycle that would be too long is
+/// shortened by smaller weights, rounded, but never to 0.
 fn sequence(weights: &[u16]) -> Vec<u16> {
     let divisor = weights.iter().copied().fold(0, greatest_common_divisor).max(1);
     let taking = weights.iter().filter(|&&weight| weight > 0).count() as u64;

@@ -16,7 +16,7 @@ use crate::flow::{BackendId, Tick};
 use crate::stats::{FrontendNumberSet, WorkerCounters};
 use crate::wire::{Address, Tuple, TupleHash};
 
-/// The worker and the time of a choice: what a choice needs besides the frontend and the packet.
+/// The worker and the time of a choice: its inputs besides the frontend and the packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Chooser {
     /// Index of the worker. Schedulers that count flows or rotate do so per worker.
@@ -71,8 +71,8 @@ pub(crate) enum Schedule {
 }
 
 impl Schedule {
-    /// The state of this scheduler for these backends and weights, whose flows are counted by these numbers. `before` is the state of the frontend's previous
-    /// version.
+    /// The state of this scheduler for these backends and weights, whose flows are counted by these numbers. `before`
+    /// is the state of the frontend's previous version.
     pub(crate) fn new(
         scheduler: Scheduler,
         backends: &[(BackendId, u16)],

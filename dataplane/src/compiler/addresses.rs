@@ -21,7 +21,7 @@ use crate::wire::{Address, TableHash};
 /// The roles of the addresses of one family.
 pub(super) fn roles<A: Address>(config: &Config, network: &Network, pools: &[Pool], vips: &[IpAddr]) -> AddressRoles<A> {
     let mut exact: HashMap<A, AddressRole, TableHash> = HashMap::default();
-    let mut put = |address: IpAddr, place| A::from_ip(address).map(|address| exact.insert(address, place));
+    let mut put = |address: IpAddr, role| A::from_ip(address).map(|address| exact.insert(address, role));
     // Broadcast addresses first, since a VIP may be one: in a network of its own (a routed pool) it is an ordinary
     // address.
     for address in prefixes(config, network).flat_map(|(_, nets)| nets).filter_map(directed_broadcast) {
@@ -79,8 +79,8 @@ fn port_of(config: &Config, network: &Network, address: IpAddr) -> PortIndex {
     links.find(|(_, nets)| is_on_link(nets, address)).map_or(PortIndex(0), |(link, _)| link.port())
 }
 
-/// Why nobody answers ARP and NDP for addresses of an `l2` pool, from the first to the last: no prefix of a port or of a
-/// VLAN device contains them all (FORWARDING section 8). `None` if one does. `what` names the addresses.
+/// Why nobody answers ARP and NDP for addresses of an `l2` pool, from the first to the last: no prefix of a port or of
+/// a VLAN device contains them all (FORWARDING section 8). `None` if one does. `what` names the addresses.
 pub fn unanswered<'a>(
     what: impl std::fmt::Display,
     (first, last): (IpAddr, IpAddr),

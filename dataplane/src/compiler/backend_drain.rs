@@ -38,7 +38,7 @@ struct Draining {
 #[derive(Clone, Copy, Debug)]
 struct SlotUse {
     added_ns: u64,
-    /// What workers had counted when the backend was added.
+    /// The count of workers when the backend was added.
     counted: u64,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Backends {
     draining: HashMap<(Arc<ServiceName>, TargetKey), Draining, TableHash>,
     /// The ends of drains and their slots.
     drains: BTreeSet<(u64, u32)>,
-    /// The same by service.
+    /// The ends of drains and their slots, by service.
     drains_of: BTreeSet<(Arc<ServiceName>, u64, u32)>,
     /// The namespace in which this compilation has looked for backends without flows in vain.
     without_unused: Option<String>,
@@ -91,8 +91,8 @@ impl Backends {
         }
     }
 
-    /// Takes over the backends of a finished table in their slots, as if all had been removed: those that are added
-    /// again keep their slots, the others drain. `before` may be half-finished; only the ends of drains and the set of
+    /// Takes over the backends of a finished table in their slots, as if all had been removed: a backend that is added
+    /// again keeps its slot, the others drain. `before` may be half-finished; only the ends of drains and the set of
     /// slots are taken from it.
     pub(super) fn taken_over(mut table: BackendTable, before: &Self, now_ns: u64) -> Self {
         let slots = u32::try_from(before.generations.len()).unwrap_or(u32::MAX);
@@ -138,9 +138,9 @@ impl Backends {
         Some(draining)
     }
 
-    /// Adds a backend: in the slot in which it drains, or in a new one. With `makes_room`, where there is none, drains and
-    /// rests in its namespace end early: of backends without flows, and of one that the service no longer lists. This
-    /// reads the flows of many backends.
+    /// Adds a backend: in the slot in which it drains, or in a new one. With `makes_room`, where there is none, drains
+    /// and rests in its namespace end early: of backends without flows, and of one that the service no longer lists.
+    /// This reads the flows of many backends.
     pub(super) fn add(
         &mut self,
         service: &Arc<ServiceName>,
@@ -254,7 +254,7 @@ impl Backends {
         self.uses[slot as usize].added_ns.saturating_add(SLOT_HOLD_NS) <= now_ns
     }
 
-    /// What workers have counted in a slot.
+    /// The present count of workers in a slot.
     fn counted(&self, slot: u32) -> u64 {
         let of_worker = |counters: &Arc<WorkerCounters>| {
             counters.sum_of(slot, |of| of.new_flows.get().wrapping_add(of.packets(false)).wrapping_add(of.packets(true)))
@@ -266,7 +266,7 @@ impl Backends {
         self.counters.iter().map(|counters| counters.flows_of(slot)).sum()
     }
 
-    /// Whether flows may have used the backend in a slot, which was removed then. Nobody knows without counters.
+    /// Whether flows may have used the backend in a slot, which was removed then. Unknown without counters.
     fn was_used(&self, slot: u32, removed_ns: u64, now_ns: u64) -> bool {
         self.counters.is_empty()
             || now_ns < removed_ns.saturating_add(UNUSED_AFTER_NS)
@@ -292,7 +292,8 @@ impl Backends {
         self.table.update(id.slot, differs, change);
     }
 
-    /// Ends the flows of a backend that stays: it gets another generation, as if it had been removed, drained and added.
+    /// Ends the flows of a backend that stays: it gets another generation, as if it had been removed, drained and
+    /// added.
     pub(super) fn end_flows(&mut self, id: BackendId) -> BackendId {
         let next = BackendId { generation: BackendId::next_generation(id.generation), ..id };
         let is_it = |backend: &Backend| backend.generation == id.generation;

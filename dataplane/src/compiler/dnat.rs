@@ -15,7 +15,7 @@ use super::services::{CompiledPort, CompiledService};
 use super::snat::SnatByLink;
 use super::targets::{TargetKey, nanoseconds};
 use crate::flow::BackendId;
-use crate::snapshot::Front;
+use crate::snapshot::DnatFrontend;
 use crate::wire::{Address, FrontendKey, TableHash};
 use crate::workers::SteeringTable;
 
@@ -96,12 +96,14 @@ fn keys<A: Address>(entries: &Entries) -> HashSet<FrontendKey<A>, TableHash> {
     entries.keys().filter_map(key).collect()
 }
 
-type Fronts<A> = HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>;
+type DnatFrontends<A> = HashMap<FrontendKey<A>, Option<DnatFrontend<A>>, TableHash>;
 
-/// The maps of both families. A backend behind several frontends, of one service or several, maps to `None`, and so does
-/// one whose flows were ended: its replies must not begin them again.
-pub(super) fn fronts<'a>(services: impl Iterator<Item = &'a CompiledService>) -> (Arc<Fronts<u32>>, Arc<Fronts<u128>>) {
-    let (mut v4, mut v6) = (Fronts::default(), Fronts::default());
+/// The maps of both families. A backend behind several frontends, of one service or several, maps to `None`, and so
+/// does one whose flows were ended: its replies must not begin them again.
+pub(super) fn frontends<'a>(
+    services: impl Iterator<Item = &'a CompiledService>,
+) -> (Arc<DnatFrontends<u32>>, Arc<DnatFrontends<u128>>) {
+    let (mut v4, mut v6) = (DnatFrontends::default(), DnatFrontends::default());
     let services = services.filter(|served| served.is_dnat());
     for (served, port) in services.flat_map(|served| served.ports.iter().map(move |port| (served, port))) {
         for (backend, id) in port.backends() {
@@ -115,12 +117,12 @@ pub(super) fn fronts<'a>(services: impl Iterator<Item = &'a CompiledService>) ->
     (Arc::new(v4), Arc::new(v6))
 }
 
-fn put<A: Address>(fronts: &mut Fronts<A>, port: &CompiledPort, backend: SocketAddr, id: Option<BackendId>) {
+fn put<A: Address>(frontends: &mut DnatFrontends<A>, port: &CompiledPort, backend: SocketAddr, id: Option<BackendId>) {
     let Some(address) = A::from_ip(backend.ip()) else { return };
     for at in &port.listens {
         let Some(vip) = A::from_ip(at.ip()) else { continue };
         let key = FrontendKey { address, port: backend.port(), protocol: port.protocol.number() };
-        let front = id.map(|backend| Front { vip, port: at.port(), backend });
-        fronts.entry(key).and_modify(|known| *known = None).or_insert(front);
+        let frontend = id.map(|backend| DnatFrontend { vip, port: at.port(), backend });
+        frontends.entry(key).and_modify(|known| *known = None).or_insert(frontend);
     }
 }

@@ -1,5 +1,5 @@
-//! Earlier tables of backends that the controller sends to a gateway that did not see them, and the memory of the earlier
-//! tables of all services.
+//! Earlier tables of backends that the controller sends to a gateway that did not see them, and the memory of the
+//! earlier tables of all services.
 //!
 //! **Invariant:** above [`BYTES_MAX`] the tables that were replaced first are forgotten.
 //!
@@ -18,7 +18,8 @@ use crate::flow::BackendId;
 use crate::snapshot::EarlierTable;
 
 /// Memory of all earlier tables. 10,000 services of ten backends have tables of 2,039 entries of 2 bytes: four earlier
-/// ones of each are 163 MB. Of the tables of 65,537 entries, which services of 300 backends have, it is enough for 2,000.
+/// ones of each are 163 MB. Of the tables of 65,537 entries, which services of 300 backends have, it is enough for
+/// 2,000.
 const BYTES_MAX: usize = 256 << 20;
 
 /// The sum of the memory, and the services in the order in which their oldest tables were replaced.
@@ -53,8 +54,8 @@ impl EarlierMemory {
     }
 }
 
-/// The tables of the earlier backends of a port, at Unix time `unix_ns` and monotonic time `now_ns`. Those that it no
-/// longer lists have no slot: `id` is `None`. Times before the start of the machine wrap, as ticks do.
+/// The tables of the earlier backends of a port, at Unix time `unix_ns` and monotonic time `now_ns`. Backends that the
+/// port no longer lists have no slot: `id` is `None`. Times before the start of the machine wrap, as ticks do.
 pub(super) fn received(
     (port, port_table): (&ServicePort, PortTable),
     id: impl Fn(SocketAddr) -> Option<BackendId>,

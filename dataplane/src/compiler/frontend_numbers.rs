@@ -1,8 +1,8 @@
 //! The numbers of frontends, by which their flows are counted, and which backends each frontend has.
 //!
 //! **Invariants:** a frontend keeps its number for as long as it exists. Up to [`FrontendNumber::MAX`] frontends of a
-//! Service and protocol have different numbers. Of more than that, those without a common backend share numbers; where
-//! there are not enough numbers even so, a backend is counted with the first frontend that has it.
+//! Service and protocol have different numbers. Of more frontends, two without a common backend share a number; where
+//! the numbers still do not suffice, a backend is counted with the first frontend that has it.
 //!
 //! A number is given again as late as possible, because flows may outlive their frontend.
 //!
@@ -16,11 +16,11 @@ use std::sync::Arc;
 
 use proto::Protocol;
 
-use crate::snapshot::{FrontendPlace, FrontendView};
+use crate::snapshot::{FrontendAddress, FrontendView};
 use crate::stats::{CounterSlot, FrontendCounters, FrontendNumber, FrontendNumberSet, ServiceNumber, WorkerCounters};
 
-/// The numbers of Services. They are given in turn, so that flows of a removed Service have ended when its number is given
-/// again.
+/// The numbers of Services. They are given in turn, so that flows of a removed Service have ended when its number is
+/// given again.
 #[derive(Debug, Default)]
 pub(super) struct ServiceNumbers {
     used: BTreeSet<ServiceNumber>,
@@ -50,18 +50,18 @@ pub(super) struct PortFrontends {
     pub(super) protocol: Protocol,
     /// The port of the service.
     pub(super) number: u16,
-    pub(super) places: Vec<FrontendPlace>,
+    pub(super) addresses: Vec<FrontendAddress>,
     /// Slots of its backends.
     pub(super) backends: Vec<u32>,
 }
 
 /// Where clients reach these addresses and ports, of which the first `vips` are at VIPs.
-pub(super) fn places_of(listens: &[SocketAddr], vips: usize) -> impl Iterator<Item = FrontendPlace> {
-    let place = move |(n, at): (usize, &SocketAddr)| match n < vips {
-        true => FrontendPlace::Vip(*at),
-        false => FrontendPlace::NodePort(at.port()),
+pub(super) fn addresses_of(listens: &[SocketAddr], vips: usize) -> impl Iterator<Item = FrontendAddress> {
+    let address = move |(n, at): (usize, &SocketAddr)| match n < vips {
+        true => FrontendAddress::Vip(*at),
+        false => FrontendAddress::NodePort(at.port()),
     };
-    listens.iter().enumerate().map(place)
+    listens.iter().enumerate().map(address)
 }
 
 /// The frontends of a service.
@@ -73,7 +73,7 @@ pub(super) struct FrontendNumbers {
     last: u8,
     /// Numbers of former frontends, each with the slots of backends to which flows are left.
     former: BTreeMap<FrontendNumber, BTreeSet<u32>>,
-    /// Those of present and former frontends, for schedulers that count flows.
+    /// The numbers of present and former frontends, for schedulers that count flows.
     in_use: Arc<FrontendNumberSet>,
 }
 
@@ -81,17 +81,18 @@ impl FrontendNumbers {
     /// Takes over the present ports.
     pub(super) fn follow(&mut self, ports: &[PortFrontends], workers: &[Arc<WorkerCounters>]) {
         let mut before = std::mem::take(&mut self.frontends);
-        let is_present =
-            |known: &FrontendView| ports.iter().any(|port| port.protocol == known.protocol && port.places.contains(&known.place));
+        let is_present = |known: &FrontendView| {
+            ports.iter().any(|port| port.protocol == known.protocol && port.addresses.contains(&known.address))
+        };
         for gone in before.extract_if(.., |known| !is_present(known)) {
             self.former.entry(gone.counters.number()).or_default().extend(gone.counters.slots());
         }
         for port in ports {
-            for &place in &port.places {
-                let is_it = |known: &FrontendView| known.protocol == port.protocol && known.place == place;
+            for &address in &port.addresses {
+                let is_it = |known: &FrontendView| known.protocol == port.protocol && known.address == address;
                 let known = self.frontends.iter().position(is_it).or_else(|| {
                     let known = before.iter().position(is_it).map(|at| before.remove(at));
-                    let known = known.unwrap_or_else(|| self.new_frontend(port, place, &before));
+                    let known = known.unwrap_or_else(|| self.new_frontend(port, address, &before));
                     self.frontends.push(FrontendView { port: port.number, ..known });
                     self.frontends.len().checked_sub(1)
                 });
@@ -115,12 +116,12 @@ impl FrontendNumbers {
     }
 
     /// A frontend with a number that no other has if possible, otherwise one whose frontends have other backends.
-    fn new_frontend(&mut self, port: &PortFrontends, place: FrontendPlace, before: &[FrontendView]) -> FrontendView {
+    fn new_frontend(&mut self, port: &PortFrontends, address: FrontendAddress, before: &[FrontendView]) -> FrontendView {
         let others = self.frontends.iter().chain(before).filter(|other| other.protocol == port.protocol);
         let used = others.map(|other| (other.counters.number(), other.counters.shared(&port.backends)));
         let number = free_number(used, self.last);
         self.last = number.get();
-        FrontendView { protocol: port.protocol, place, port: port.number, counters: Arc::new(FrontendCounters::new(number)) }
+        FrontendView { protocol: port.protocol, address, port: port.number, counters: Arc::new(FrontendCounters::new(number)) }
     }
 
     /// Adds backends to a frontend, except those that another frontend with its number has.
@@ -142,11 +143,11 @@ impl FrontendNumbers {
 
     /// The numbers of the frontends at these addresses and ports, of which the first `vips` are at VIPs.
     pub(super) fn of(&self, protocol: Protocol, listens: &[SocketAddr], vips: usize) -> Vec<FrontendNumber> {
-        let number = |place| {
-            let found = self.frontends.iter().find(|known| known.protocol == protocol && known.place == place);
+        let number = |address| {
+            let found = self.frontends.iter().find(|known| known.protocol == protocol && known.address == address);
             found.map_or(FrontendNumber::NONE, |known| known.counters.number())
         };
-        places_of(listens, vips).map(number).collect()
+        addresses_of(listens, vips).map(number).collect()
     }
 
     /// All of them.
@@ -155,7 +156,7 @@ impl FrontendNumbers {
     }
 }
 
-/// Whether two frontends could count one backend at the same place.
+/// Whether two frontends could count one backend in the same counters.
 fn is_rival(other: &FrontendView, to: &FrontendView) -> bool {
     other.counters != to.counters && other.protocol == to.protocol && other.counters.number() == to.counters.number()
 }
@@ -177,12 +178,12 @@ fn free_number(used: impl Iterator<Item = (FrontendNumber, usize)>, last: u8) ->
 mod tests {
     use super::*;
 
-    fn vip(port: u16) -> FrontendPlace {
-        FrontendPlace::Vip(SocketAddr::new([192, 0, 2, 100].into(), port))
+    fn vip(port: u16) -> FrontendAddress {
+        FrontendAddress::Vip(SocketAddr::new([192, 0, 2, 100].into(), port))
     }
 
-    fn port(number: u16, places: &[FrontendPlace], backends: &[u32]) -> PortFrontends {
-        PortFrontends { protocol: Protocol::Tcp, number, places: places.to_vec(), backends: backends.to_vec() }
+    fn port(number: u16, addresses: &[FrontendAddress], backends: &[u32]) -> PortFrontends {
+        PortFrontends { protocol: Protocol::Tcp, number, addresses: addresses.to_vec(), backends: backends.to_vec() }
     }
 
     fn numbers(of: &FrontendNumbers) -> Vec<u8> {
@@ -192,8 +193,8 @@ mod tests {
     #[test]
     fn ports_vips_and_the_node_port_of_a_service_have_different_numbers() {
         let mut of = FrontendNumbers::default();
-        let node_port = FrontendPlace::NodePort(30080);
-        let other_vip = FrontendPlace::Vip("192.0.2.101:80".parse().unwrap());
+        let node_port = FrontendAddress::NodePort(30080);
+        let other_vip = FrontendAddress::Vip("192.0.2.101:80".parse().unwrap());
         of.follow(&[port(80, &[vip(80), other_vip, node_port], &[0, 1]), port(81, &[vip(81)], &[0, 1])], &[]);
         assert_eq!(numbers(&of), [1, 2, 3, 4]);
         let listens = ["192.0.2.100:80", "192.0.2.101:80", "192.0.2.2:30080", "192.0.2.3:30080"].map(|at| at.parse().unwrap());
@@ -239,7 +240,7 @@ mod tests {
     #[test]
     fn a_node_port_of_both_families_is_one_frontend() {
         let mut of = FrontendNumbers::default();
-        let node_port = [FrontendPlace::NodePort(30080)];
+        let node_port = [FrontendAddress::NodePort(30080)];
         of.follow(&[port(80, &node_port, &[0]), port(80, &node_port, &[7])], &[]);
         let counters = &of.views()[0].counters;
         assert_eq!((of.frontends.len(), counters.shared(&[0, 7])), (1, 2));

@@ -409,7 +409,7 @@ impl Compiler {
             self.sum_up();
         }
         if changes.dnat {
-            (self.last.v4.fronts, self.last.v6.fronts) = dnat::fronts(self.services.values());
+            (self.last.v4.dnat_frontends, self.last.v6.dnat_frontends) = dnat::frontends(self.services.values());
         }
         self.state = state.services.clone();
         changes
@@ -573,7 +573,7 @@ impl Compiler {
     }
 }
 
-/// What changed when the services were compiled.
+/// The changes that the compilation of the services found.
 #[derive(Clone, Copy, Debug, Default)]
 struct ServiceChanges {
     /// The set of services, or the addresses and ports of any.

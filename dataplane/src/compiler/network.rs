@@ -29,8 +29,8 @@ use crate::wire::{Mac, TableHash};
 /// Next hops that nothing refers to are forgotten in groups of at least this many.
 const EXCESS_NEXT_HOPS: usize = 1024;
 
-/// Maximum number of distinct groups of next hops: 6 KB of tables each, 6 MB together. A gateway with full tables of two
-/// providers has a few. Routes beyond the limit use their first next hop.
+/// Maximum number of distinct groups of next hops: 6 KB of tables each, 6 MB together. A gateway with full tables of
+/// two providers has a few. Routes beyond the limit use their first next hop.
 pub(super) const GROUPS_MAX: usize = 1024;
 /// Maximum number of next hops in a group. The kernel's limit for one IPv4 route message (about 100 with all
 /// attributes) is below it.
@@ -39,7 +39,7 @@ const MEMBERS_MAX: usize = 128;
 /// up again only once in that many. 64 bytes each in the tables: 16 KB.
 const REUSED_TOGETHER: usize = 256;
 
-/// What changed in the network.
+/// The kinds of changes of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NetworkChange {
     Nothing,
@@ -83,7 +83,7 @@ impl RouteBook {
             groups: Arc::default(),
             down: Vec::new(),
             devices: Arc::default(),
-            ways: Arc::default(),
+            first_choices: Arc::default(),
         };
         let mut book = Self {
             ports,
@@ -165,8 +165,8 @@ impl RouteBook {
             IpNet::V4(to) => v4.push(Prefix { address: to.addr().into(), len: to.prefix_len(), value }),
             IpNet::V6(to) => v6.push(Prefix { address: to.addr().into(), len: to.prefix_len(), value }),
         };
-        // Of equal prefixes the last one counts: the connected prefix of a port is its own, also while its twin is down and
-        // the interface below it has the prefix as well.
+        // Of equal prefixes the last one counts: the connected prefix of a port is its own, also while its twin is down
+        // and the interface below it has the prefix as well.
         for (to, device) in &self.network.elsewhere {
             put(*to, RouteTarget::Elsewhere(*device));
         }
@@ -245,7 +245,7 @@ impl RouteBook {
         let shared = self.shared.get_or_insert_with(|| {
             routes.exits = routes.next_hops.iter().map(|hop| exit_by(ports, vlans, hop.as_ref()?)).collect();
             routes.find_router_exits();
-            routes.find_ways();
+            routes.find_first_choices();
             Arc::new(routes.clone())
         });
         shared.clone()
@@ -308,8 +308,8 @@ impl RouteBook {
         }
     }
 
-    /// As [`RouteBook::forget`], once most next hops are referred to by nothing: addresses of backends come and go without
-    /// any change of the network.
+    /// As [`RouteBook::forget`], once most next hops are referred to by nothing: addresses of backends come and go
+    /// without any change of the network.
     pub(super) fn forget_excess(&mut self, targets: impl ExactSizeIterator<Item = u32>) {
         let most = 2 * (targets.len() + self.routers.len() + self.macs.len()) + EXCESS_NEXT_HOPS;
         if self.routes.slots.len() > most {

@@ -1,5 +1,5 @@
-//! From what the table of a port is built: addresses and ports of its backends, or their addresses alone, where a client is
-//! to meet one address on all ports of a Service.
+//! The inputs of the table of a port: addresses and ports of its backends, or their addresses alone, where a
+//! client is to meet one address on all ports of a Service.
 //!
 //! **Invariant:** it follows from the Service alone, so every gateway builds the same table.
 //!
@@ -36,7 +36,7 @@ impl PortTable {
         Self { spec: MaglevSpec { size, ..port.maglev }, is_by_address: true }
     }
 
-    /// The same with another number of entries, of a table in which the port had other backends.
+    /// The inputs of a table with another number of entries, in which the port had other backends.
     pub(super) fn with_size(self, size: u32) -> Self {
         Self { spec: MaglevSpec { size, ..self.spec }, ..self }
     }

@@ -4,9 +4,9 @@
 //!
 //! **Invariants:** no more places are held than there are. While more than three quarters are held, a namespace grows
 //! only up to its share of all but a reserve, or while it holds less than an eighth of what is free: however much the
-//! others want, one that holds little finds room.
+//! others want, a namespace that holds little finds room.
 //!
-//! Not here: which backends and targets hold the places (`backend_drain`, `targets`).
+//! Not here: the backends and targets that hold the places (`backend_drain`, `targets`).
 
 pub(super) mod waiting;
 
@@ -133,8 +133,8 @@ impl Room {
         self.limit / 16
     }
 
-    /// The share of a namespace that wants more, by max-min fairness: those that want less leave the rest to the others,
-    /// and those that hold more than their share keep it.
+    /// The share of a namespace that wants more, by max-min fairness: namespaces that want less leave the rest to the
+    /// others, and a namespace that holds more than its share keeps it.
     fn share(&mut self) -> u32 {
         if let Some(share) = self.share {
             return share;

@@ -16,7 +16,7 @@ use proto::{BackendState, Family, InitialHealth, Mode, Probe, Protocol, Reason, 
 
 use super::backend_drain::Backends;
 use super::earlier_tables::{EarlierSize, received};
-use super::frontend_numbers::{FrontendNumbers, PortFrontends, places_of};
+use super::frontend_numbers::{FrontendNumbers, PortFrontends, addresses_of};
 use super::network::RouteBook;
 use super::port_table::{PortTable, shares_affinity};
 use super::room::NoRoom;
@@ -125,7 +125,7 @@ impl CompiledPort {
     }
 }
 
-/// What this release cannot do for a service. The controller refuses it too, but an older or newer one may not.
+/// Why this release cannot serve a service. The controller of another release may not refuse such a service.
 fn unsupported(service: &Service) -> Option<Refusal> {
     let port = service.ports.iter().find(|port| port.maglev.hash_version != MAGLEV_HASH_VERSION)?;
     let found = port.maglev.hash_version;
@@ -240,7 +240,7 @@ impl CompiledService {
         all.filter(|at| !is_served(at)).collect()
     }
 
-    /// What the snapshot summarises over all services.
+    /// The part of the service in what the snapshot summarises over all services.
     pub(super) fn summary(&self) -> (Option<Refusal>, Vec<String>, Option<Duration>) {
         (self.refusal.clone(), self.failing_open.clone(), self.idle_timeout)
     }
@@ -259,18 +259,18 @@ impl CompiledService {
     fn follow_frontends(&mut self, ports: &[ServicePort], context: &CompileContext<'_>) {
         let port = |port: &ServicePort| {
             let (listens, vips) = listens_of(port, context.node_port_addresses);
-            let mut places: Vec<_> = places_of(&listens, vips).collect();
-            places.dedup();
+            let mut addresses: Vec<_> = addresses_of(&listens, vips).collect();
+            addresses.dedup();
             let slot = |backend: proto::Backend| self.backends.get(&(port.protocol, backend.address)).map(|id| id.slot);
             let backends = port.all_backends().filter_map(slot).collect();
-            PortFrontends { protocol: port.protocol, number: port.port, places, backends }
+            PortFrontends { protocol: port.protocol, number: port.port, addresses, backends }
         };
         let ports: Vec<_> = ports.iter().map(port).collect();
         self.frontends.follow(&ports, context.counters);
     }
 
-    /// Assigns a slot to each listed backend and lets the others drain. Those without room come after these drains have
-    /// begun, which end early then. Returns why there was no room for some.
+    /// Assigns a slot to each listed backend and lets the others drain. Backends without room come after these drains
+    /// have begun, which end early then. Returns why there was no room for some backends.
     fn take_backends(
         &mut self,
         ports: &[ServicePort],
@@ -497,8 +497,8 @@ impl CompiledService {
         Arc::new(Frontend { service, number, drops, hash, table, backends, policy, schedule, affinity, since_ns, earlier })
     }
 
-    /// The backends of a port that take new flows, each behind what is remembered for it: itself, or the first of the Service
-    /// at its address, if ports share their clients; then those that only other ports have.
+    /// The backends of a port that take new flows, each behind what is remembered for it: itself, or the first of the
+    /// Service at its address, if ports share their clients; then those that only other ports have.
     fn taking(&self, backends: &[BackendId], weights: &[(SocketAddr, u16)]) -> Vec<(BackendId, Option<BackendId>)> {
         let all = backends.iter().zip(weights).filter(|(_, (_, weight))| *weight > 0);
         let remembered = |id: BackendId, at: &SocketAddr| self.first_at.get(&at.ip()).map_or(id, |(_, first)| *first);
@@ -506,7 +506,7 @@ impl CompiledService {
         own.chain(self.first_at.values().map(|(_, first)| (*first, None))).collect()
     }
 
-    /// Notes the first backend at each address at which a port has one that takes new flows, if ports share their clients.
+    /// Notes for each address the first backend that takes new flows, if ports share their clients.
     fn follow_addresses(&mut self, listed: &[Vec<Listed>]) {
         self.first_at.clear();
         if shares_affinity(&self.source) {
@@ -522,8 +522,8 @@ impl CompiledService {
         }
     }
 
-    /// The earlier tables, in modes in which an unknown flow may continue by them: those that this gateway saw, and for a
-    /// new port those that the controller sends. An empty table is none of them.
+    /// The earlier tables, in modes in which an unknown flow may continue by them: the tables that this gateway saw,
+    /// and for a new port the tables that the controller sends. Empty tables are left out.
     fn earlier(
         &self,
         port: &ServicePort,

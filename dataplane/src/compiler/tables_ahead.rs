@@ -1,5 +1,5 @@
-//! Maglev tables of many new services, built by several threads before the services are compiled one after another: they
-//! take most of the time when a gateway gets its first state.
+//! Maglev tables of many new services, built by several threads before the services are compiled one after another:
+//! they take most of the time when a gateway gets its first state.
 //!
 //! **Invariant:** a table is used only in place of an equal one, for the same spec and the same weights.
 //!
@@ -18,8 +18,8 @@ use crate::choose::MaglevTable;
 
 /// Fewer tables are built where they are needed. 256 of 2,039 entries take 6 ms, which nobody notices at a start.
 pub(super) const TABLES_MIN: usize = 256;
-/// Maximum number of threads that build tables. Where one thread needs 240 ms for 10,000 tables, eight need 30 ms, less than
-/// the rest of the compilation takes.
+/// Maximum number of threads that build tables. Where one thread needs 240 ms for 10,000 tables, eight need 30 ms, less
+/// than the rest of the compilation takes.
 const THREADS_MAX: usize = 8;
 
 /// Tables by service and port.
@@ -28,12 +28,12 @@ pub(super) struct TablesAhead<'s>(HashMap<PortKey<'s>, (Arc<MaglevTable>, Inputs
 
 type PortKey<'s> = (&'s ServiceName, Protocol, Family, u16);
 
-/// What a table is built from.
+/// The inputs of a table.
 type Inputs = (PortTable, Vec<(SocketAddr, u16)>);
 
 impl<'s> TablesAhead<'s> {
-    /// Those of these services, if they are many: by a thread for each core that the calling one may use, at most
-    /// [`THREADS_MAX`].
+    /// The tables of these services, if they are many: built by a thread for each core that the calling thread may use,
+    /// at most [`THREADS_MAX`].
     pub(super) fn of(services: impl Iterator<Item = &'s Service>) -> Self {
         let served = services.filter(|service| service.refusal.is_none());
         let ports: Vec<_> = served.flat_map(|service| service.ports.iter().map(move |port| (service, port))).collect();

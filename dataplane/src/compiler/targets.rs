@@ -1,7 +1,7 @@
 //! The slots of targets, towards which SNAT ports are used: they must stay the same from one snapshot to the next.
 //!
-//! **Invariant:** a slot is reassigned only after its target has rested, and then with another generation. A target that
-//! no flow ever used does not rest. A namespace that replaces a backend may end the rest of its own targets.
+//! **Invariant:** a slot is reassigned only after its target has rested, and then with another generation. A target
+//! that no flow ever used does not rest. A namespace that replaces a backend may end the rest of its own targets.
 //!
 //! Not here: the slots of backends (`backend_drain`), and how many slots a namespace gets (`room`).
 
@@ -99,7 +99,7 @@ pub(super) struct Targets {
     hops: HashMap<u32, u32, TableHash>,
     /// Slots whose targets rest, by the end of the rest.
     resting: BTreeSet<(u64, u32)>,
-    /// The same by namespace.
+    /// Slots whose targets rest, by namespace and the end of the rest.
     resting_of: BTreeSet<(Arc<str>, u64, u32)>,
     /// Slots to reassign, the one that became free first before the others.
     free: BTreeSet<(u64, u32)>,
@@ -257,8 +257,8 @@ impl Targets {
         self.entries[slot.index as usize].reach
     }
 
-    /// Looks up again how every target is reached. Returns true when the set of modes that can reach any of them changed,
-    /// or the device by which Linux sends to it although packets cannot.
+    /// Looks up again how every target is reached. Returns true when the set of modes that can reach any of them
+    /// changed, or the device by which Linux sends to it although packets cannot.
     pub(super) fn resolve(&mut self, mut reach: impl FnMut(SocketAddr) -> Reach) -> bool {
         let mut changed = false;
         for entry in self.entries.iter_mut().filter(|entry| entry.users > 0) {

@@ -428,8 +428,8 @@ fn each_address_has_one_role() {
         ("192.0.2.77", AddressRole::Twin(UPLINK)),
         ("8.8.8.8", AddressRole::Elsewhere),
     ];
-    for (address, place) in rows {
-        assert_eq!(snapshot.role(v4(address)), place, "{address}");
+    for (address, role) in rows {
+        assert_eq!(snapshot.role(v4(address)), role, "{address}");
     }
     assert_eq!(snapshot.role(v6("2001:db8::1:7")), AddressRole::PoolUnused);
     assert_eq!(rig.compiler.initial().role(v4("10.0.0.3")), AddressRole::Snat);
@@ -565,7 +565,8 @@ fn described(snapshot: &Snapshot) -> Vec<String> {
     };
     let services = snapshot.services().values().map(|view| description_of(view));
     let rest = format!("{:?} {:?} {:?}", snapshot.refused(), snapshot.problems(), snapshot.shortest_idle_timeout());
-    let fronts = (1..10).map(|n| snapshot.front(v4(&format!("10.0.0.{n}")), 6, 80).map(|front| front.map(|f| (f.vip, f.port))));
+    let fronts =
+        (1..10).map(|n| snapshot.dnat_frontend(v4(&format!("10.0.0.{n}")), 6, 80).map(|front| front.map(|f| (f.vip, f.port))));
     services.chain([rest, format!("{:?}", fronts.collect::<Vec<_>>())]).collect()
 }
 

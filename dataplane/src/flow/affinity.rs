@@ -3,8 +3,8 @@
 //! A client's first flow goes to the backend that the Maglev table gives for (service port, client address), so all
 //! workers and gateways agree without exchanging messages. This table adds memory: after a change of endpoints, a known
 //! client stays with its backend until it has begun no flow for the timeout. As with kube-proxy, each port of a service
-//! remembers its clients separately, and each new flow restarts the timeout: once it is confirmed, since anybody can send
-//! first packets in the name of any client.
+//! remembers its clients separately, and each new flow restarts the timeout: once it is confirmed, since anybody can
+//! send first packets in the name of any client.
 //!
 //! There is one table per gateway. An entry has two words: a keyed hash of (service port, client address), which stands
 //! for the client, and the backend together with its expiry time. Two clients with the same 64-bit hash share a
@@ -193,8 +193,8 @@ impl AffinityTable {
         })
     }
 
-    /// Remembers a client of the process before, for `left` [`Moment`]s more. A client that is known already stays as it
-    /// is.
+    /// Remembers a client of the process before, for `left` [`Moment`]s more. A client that is known already stays as
+    /// it is.
     pub(crate) fn restore(&self, client: u64, backend: BackendId, left: u32, now: Tick) {
         let now = Moment::at(now);
         let until = Moment((now.0 + left) & ((1 << Moment::BITS) - 1));

@@ -4,14 +4,14 @@
 //! **Invariant:** a flow names its backend and next hop by slot, never by MAC or port, so existing flows follow changes
 //! of the network.
 //!
-//! Not here: how flows are stored (`storage`), allocation of SNAT ports (the caller releases them when a flow ends), and
-//! what ends a flow.
+//! Not here: how flows are stored (`storage`), allocation of SNAT ports (the caller releases them when a flow ends),
+//! and what ends a flow.
 
 use std::net::SocketAddr;
 
 use zerocopy::FromZeros;
 
-use super::snat::{PoolId, SnatLease};
+use super::snat::{PoolId, SnatLease, TARGETS_MAX};
 use super::state::{Direction, FlowMode, FlowState};
 use super::tick::{Tick, Ticks};
 use crate::stats::{COUNTED_BACKENDS, CounterSlot, FrontendNumber};
@@ -31,8 +31,8 @@ impl BackendId {
     const GENERATION_BITS: u32 = 11;
     /// Bits of a packed backend; above them a flow has the number of its frontend.
     const PACKED_BITS: u32 = u32::BITS - FrontendNumber::BITS;
-    /// Number of distinct generations of a slot. A flow of a removed backend ends at the latest when it is swept, seconds
-    /// after its last packet, long before the slot has had so many others.
+    /// Number of distinct generations of a slot. A flow of a removed backend ends at the latest when it is swept,
+    /// seconds after its last packet, long before the slot has had so many others.
     pub const GENERATIONS: u32 = (1 << Self::GENERATION_BITS) - 1;
 
     /// The generation after this one.
@@ -67,8 +67,8 @@ impl BackendId {
         FrontendNumber::new(word >> Self::PACKED_BITS)
     }
 
-    /// Slot and generation of a word from [`BackendId::packed_with`], in the upper bits, where one shift brings them. Never
-    /// 0.
+    /// Slot and generation of a word from [`BackendId::packed_with`], in the upper bits, where one shift brings them.
+    /// Never 0.
     #[inline(always)]
     pub(crate) const fn without_frontend(word: u32) -> u32 {
         word << FrontendNumber::BITS
@@ -89,7 +89,7 @@ impl BackendId {
 
 /// Number of slots of backends: as many as there may be targets.
 pub(crate) const BACKEND_SLOTS: usize = 1 << 17;
-const _: () = assert!(BACKEND_SLOTS == COUNTED_BACKENDS);
+const _: () = assert!(BACKEND_SLOTS == TARGETS_MAX as usize && BACKEND_SLOTS == COUNTED_BACKENDS);
 const _: () = assert!(BACKEND_SLOTS << BackendId::GENERATION_BITS == 1 << BackendId::PACKED_BITS);
 
 /// Slot number of an unknown next hop.
@@ -102,12 +102,13 @@ pub const ROUTE_EPOCHS: u32 = (1 << 12) - 1;
 /// The verification tags of an SCTP association (RFC 9260 section 8.5), as far as they are known; a tag is never 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerificationTags {
-    /// That of the client, under which the backend sends; 0: unknown.
+    /// The client's tag, which packets of the backend carry; 0: unknown.
     pub client: u32,
-    /// That of the backend, under which the client sends; 0: unknown.
+    /// The backend's tag, which packets of the client carry; 0: unknown.
     pub backend: u32,
-    /// Whether the handshake has shown both: the backend's INIT ACK named its own under the client's, and each end has used
-    /// that of the other. Otherwise they are those of the last packets, which anybody may have sent.
+    /// Whether the handshake has proven both tags: the backend's INIT ACK named its own tag and carried the client's,
+    /// and each end has used the tag of the other. Otherwise they are the tags of the last packets, which anybody may
+    /// have sent.
     pub proven: bool,
 }
 
@@ -142,13 +143,14 @@ pub struct Flow<A> {
     pub snat_pool: PoolId,
     /// Next hop slot towards the client, or [`UNRESOLVED`]; valid while `route_epoch` equals that of the snapshot.
     pub route_to_client: u32,
-    /// The route epoch in which `route_to_client` was looked up; 0 before that. Not kept while a handshake is under way.
+    /// The route epoch in which `route_to_client` was looked up; 0 before that. Not kept while a handshake is under
+    /// way.
     pub route_epoch: u32,
     /// Two-way TCP until the handshake is over: the sequence number of the client's SYN. A RST to the backend needs it
     /// when the flow is reclaimed (FORWARDING 3).
     pub initial_sequence: u32,
-    /// The number that is awaited. In state [`FlowState::TcpAnswered`] that which acknowledges the backend's SYN, once one
-    /// side has sent a FIN that which acknowledges it, see `FlowState::awaits_number`.
+    /// The number that is awaited. In state [`FlowState::TcpAnswered`] that which acknowledges the backend's SYN, once
+    /// one side has sent a FIN that which acknowledges it, see `FlowState::awaits_number`.
     pub acknowledgement: u32,
     /// Two-way flows past the handshake whose backend fails its probes: since when the client's packets are unanswered.
     pub unanswered_since: Option<Tick>,
@@ -239,7 +241,8 @@ impl<A: Address> Flow<A> {
         (self.mode == FlowMode::Nat).then_some(lease)
     }
 
-    /// Whether its SNAT port is not of a pool of this worker: a partner told the flow, or another worker has a half of it.
+    /// Whether its SNAT port is not of a pool of this worker: a partner sent the flow, or another worker has the other
+    /// half.
     pub(crate) fn has_foreign_port(&self) -> bool {
         self.mode == FlowMode::Nat && self.snat_pool == PoolId::NONE
     }

@@ -9,7 +9,7 @@ use super::state::FlowState;
 use super::tick::{Tick, Ticks};
 use crate::wire::Address;
 
-/// Bounds of the time between two news of a flow.
+/// Bounds of the time between two events of a flow that go to partners.
 const REFRESH: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
 
 /// Ports below this one are well known: questions to them are answered at once (RFC 6335 section 6).
@@ -36,8 +36,8 @@ pub struct FlowLimits {
     pub tcp_one_way: Duration,
     /// UDP streams: the client has sent again after the first reply.
     pub udp: Duration,
-    /// UDP single exchanges: answered, and the client has not sent since (RFC 4787 REQ-5: at least 2 minutes). With ports
-    /// below 1024 at most 30 s (REQ-5a).
+    /// UDP single exchanges: answered, and the client has not sent since (RFC 4787 REQ-5: at least 2 minutes). With
+    /// ports below 1024 at most 30 s (REQ-5a).
     pub udp_exchange: Duration,
     /// UDP, unanswered.
     pub udp_unreplied: Duration,
@@ -87,7 +87,9 @@ pub struct IdleLimits {
     shortest: Ticks,
 }
 
-/// How often partners are told that a flow with this idle limit carries packets: after a quarter of it, within [`REFRESH`].
+/// Interval at which a flow with this idle limit that carries packets is sent to partners: a quarter of the limit,
+/// within
+/// [`REFRESH`].
 pub(crate) fn refresh_interval(limit: Ticks) -> Ticks {
     let [least, most] = REFRESH.map(Ticks::from);
     Ticks(limit.0 / 4).clamp(least, most)
@@ -141,8 +143,8 @@ impl IdleLimits {
         now.since(flow.last_seen) >= self.of(flow, own)
     }
 
-    /// The limit of a flow whose service has the idle timeout `own`. It replaces the limits of all states in which flows
-    /// carry data. A RST only shortens the limit.
+    /// The limit of a flow whose service has the idle timeout `own`. It replaces the limits of all states in which
+    /// flows carry data. A RST only shortens the limit.
     pub(crate) fn of<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>) -> Ticks {
         let built_in = self.by_state[flow.state as usize];
         match own {
@@ -155,19 +157,19 @@ impl IdleLimits {
         }
     }
 
-    /// Whether a flow has exceeded its limit as this worker has to judge, see [`Self::is_over`]. One with a foreign port lasts one interval longer while
-    /// it is in use: partners or another worker may have seen packets meanwhile that this worker does not know. So does
-    /// every shadow, in any state.
+    /// Whether a flow has exceeded its limit by what this worker knows, see [`Self::is_over`]. A flow with a foreign
+    /// port lasts one interval longer while it is in use: partners or another worker may have seen packets meanwhile
+    /// that this worker does not know. A shadow flow lasts longer in any state.
     pub(crate) fn is_flow_over<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>, is_shadow: bool, now: Tick) -> bool {
         let limit = self.of(flow, own);
         let is_in_use = flow.state.is_confirmed() && !flow.state.is_closing();
-        let is_told_late = is_shadow || is_in_use && flow.has_foreign_port();
-        let late = if is_told_late { refresh_interval(limit).0 } else { 0 };
+        let is_known_late = is_shadow || is_in_use && flow.has_foreign_port();
+        let late = if is_known_late { refresh_interval(limit).0 } else { 0 };
         now.since(flow.last_seen).0 >= limit.0.saturating_add(late)
     }
 
-    /// Whether a flow has been silent for half of its limit: so long that partners, who hear of packets at intervals,
-    /// have to hear of the next one at once.
+    /// Whether a flow has been silent for half of its limit: so long that the next packet has to be sent to
+    /// partners at once, which otherwise learn of packets at intervals.
     pub(crate) fn is_long_silent<A: Address>(&self, flow: &Flow<A>, own: Option<Ticks>, now: Tick) -> bool {
         now.since(flow.last_seen).0 >= self.of(flow, own).0 / 2
     }

@@ -1,9 +1,10 @@
-//! The index of flows by tuple hash: buckets of one cache line with fifteen words, each a position and a tag of the hash.
+//! The index of flows by tuple hash: buckets of one cache line with fifteen words, each a position and a tag of the
+//! hash.
 //!
 //! A key lives in its home bucket or, when that is full, in one other bucket that follows from home and tag. Keys are
-//! moved between their two buckets to make room (cuckoo hashing with large buckets, which in theory fits at a load above
-//! 99 %; the table stays at or below 83 %). The tag has the bits that positions leave: eleven with a million flows,
-//! five with the most that there may be, so that one search in a hundred, or in two, compares a wrong key too.
+//! moved between their two buckets to make room (cuckoo hashing with large buckets, which in theory fits at a load
+//! above 99 %; the table stays at or below 83 %). The tag has the bits that positions leave: eleven with a million
+//! flows, five with the most that there may be, so that one search in a hundred, or in two, compares a wrong key too.
 //!
 //! **Invariant:** a bucket counts the keys that have it as home and live elsewhere, so a lookup touches a second line
 //! only when one of them may be the wanted key.
@@ -16,20 +17,20 @@ use zerocopy::FromZeros;
 use crate::wire::processor::{self, Avx2, Lanes, SetBits};
 
 const WAYS: usize = 15;
-/// Maximum number of buckets searched for room. Even at 90 % load the second level (30 x 15 slots) lacks room in one case
-/// in 10^20; the bound limits time, not memory.
+/// Maximum number of buckets searched for room. Even at 90 % load the second level (30 x 15 slots) lacks room in one
+/// case in 10^20; the bound limits time, not memory.
 const SEARCH_MAX: usize = 512;
-/// Keys that the table is sized for, in tenths of a bucket: 83 % of its slots. Then one key in 26 lives away from its home;
-/// with 90 % it is one in 16.
+/// Keys that the table is sized for, in tenths of a bucket: 83 % of its slots. Then one key in 26 lives away from its
+/// home; with 90 % it is one in 16.
 const TENTHS_PER_BUCKET: usize = 124;
 
 /// One cache line. 0 marks an empty slot, so zeroed memory is an empty index.
 #[derive(Debug, FromZeros)]
 #[repr(C, align(64))]
 struct Bucket {
-    /// Fifteen slots, each with a tag in the upper bits and a position in the lower ones. In the last word: one bit for
-    /// each slot whose key lives here away from its home, and above them the number of keys that have this home and live
-    /// in their other bucket.
+    /// Fifteen slots, each with a tag in the upper bits and a position in the lower bits. In the last word: one bit for
+    /// each slot whose key lives here away from its home, and above them the number of keys that have this home and
+    /// live in their other bucket.
     words: [u32; WAYS + 1],
 }
 
@@ -39,8 +40,8 @@ const SLOTS: u32 = (1 << WAYS) - 1;
 const AWAY: u32 = 1 << WAYS;
 
 impl Bucket {
-    /// The words that equal `pattern` where `mask` has ones, as bits. The last one, which is no slot, takes part: callers
-    /// that compare keys need not care.
+    /// The words that equal `pattern` where `mask` has ones, as bits. The last word, which is no slot, takes part:
+    /// callers that compare keys need not care.
     #[inline(always)]
     fn matching(&self, pattern: u32, mask: u32) -> u32 {
         processor::matching(&self.words, pattern, mask)
@@ -90,12 +91,12 @@ pub(crate) struct IndexSlot {
 }
 
 impl IndexSlot {
-    /// None of any bucket.
+    /// No slot of any bucket.
     #[allow(clippy::cast_possible_truncation)] // fifteen
     pub(crate) const NONE: Self = Self { bucket: 0, slot: WAYS as u32 };
 }
 
-/// Where a key may be, as far as its home bucket tells.
+/// The position of a key, as far as its home bucket shows it.
 pub(super) enum Guess {
     /// At this position, if anywhere.
     At(u32),
@@ -158,7 +159,7 @@ impl Index {
         processor::prefetch_at(&self.buckets, self.home(hash));
     }
 
-    /// The same for eight keys, by the upper halves of their hashes.
+    /// Prefetches the home buckets of eight keys, by the upper halves of their hashes.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // there are fewer than 2^32 buckets
     pub(super) fn prefetch_eight(&self, avx2: Avx2, upper: Lanes) {
@@ -191,13 +192,14 @@ impl Index {
         let bucket = &self.buckets[home];
         let mut in_bucket = |bucket: &Bucket| {
             let slots = SetBits(bucket.matching(tag, self.tag_mask));
-            slots.map(|slot| bucket.words[slot] & !self.tag_mask).find(|&place| is_it(place))
+            slots.map(|slot| bucket.words[slot] & !self.tag_mask).find(|&position| is_it(position))
         };
         let found = in_bucket(bucket);
         if found.is_some() || !bucket.has_away() { found } else { in_bucket(&self.buckets[self.other(home, tag)]) }
     }
 
-    /// Room for a key in its home bucket, as long as no other key takes it. If that is full, prefetches its other bucket.
+    /// Room for a key in its home bucket, as long as no other key takes it. If that is full, prefetches its other
+    /// bucket.
     #[inline(always)]
     pub(super) fn room_for(&self, hash: u64) -> IndexSlot {
         self.home_slot(hash, 0)
@@ -206,8 +208,8 @@ impl Index {
     /// The slot of a key that is in the index with exactly this position, if it is in its home bucket. Otherwise
     /// prefetches its other bucket.
     #[inline(always)]
-    pub(super) fn slot_of(&self, hash: u64, place: u32) -> IndexSlot {
-        self.home_slot(hash, self.tag(hash) | place)
+    pub(super) fn slot_of(&self, hash: u64, position: u32) -> IndexSlot {
+        self.home_slot(hash, self.tag(hash) | position)
     }
 
     #[inline(always)]
@@ -221,15 +223,16 @@ impl Index {
         IndexSlot { bucket: home as u32, slot: slot.unwrap_or(WAYS) as u32 }
     }
 
-    /// Adds a key, for which [`Index::room_for`] has found this. Returns false, and changes nothing, when there is no room.
+    /// Adds a key, for which [`Index::room_for`] has found this. Returns false, and changes nothing, when there is no
+    /// room.
     #[must_use]
     #[inline(always)]
-    pub(super) fn insert_at(&mut self, room: IndexSlot, hash: u64, place: u32) -> bool {
+    pub(super) fn insert_at(&mut self, room: IndexSlot, hash: u64, position: u32) -> bool {
         let tag = self.tag(hash);
         match self.word(room) {
             // No key that lives away from its home was here last.
-            Some(word) if *word == 0 => *word = tag | place,
-            _ => return self.insert_away(self.home(hash), tag, place),
+            Some(word) if *word == 0 => *word = tag | position,
+            _ => return self.insert_away(self.home(hash), tag, position),
         }
         true
     }
@@ -240,10 +243,10 @@ impl Index {
         self.buckets.get_mut(bucket as usize)?.words[..WAYS].get_mut(slot as usize)
     }
 
-    /// The same when the home bucket may be full.
+    /// Adds a key whose home bucket may be full.
     #[cold]
     #[inline(never)]
-    fn insert_away(&mut self, home: usize, tag: u32, place: u32) -> bool {
+    fn insert_away(&mut self, home: usize, tag: u32, position: u32) -> bool {
         let other = self.other(home, tag);
         let target = match (self.buckets[home].slot_of(0), self.buckets[other].slot_of(0)) {
             (Some(slot), _) => Some((home, slot)),
@@ -251,33 +254,33 @@ impl Index {
             (None, None) => self.make_room(home, other),
         };
         let Some((bucket, slot)) = target else { return false };
-        self.buckets[bucket].put(slot, tag | place, bucket != home);
+        self.buckets[bucket].put(slot, tag | position, bucket != home);
         self.buckets[home].count_away(bucket != home, false);
         true
     }
 
     /// Removes a key that is in the index with exactly this position.
-    pub(super) fn remove(&mut self, hash: u64, place: u32) {
-        self.remove_at(self.slot_of(hash, place), hash, place);
+    pub(super) fn remove(&mut self, hash: u64, position: u32) {
+        self.remove_at(self.slot_of(hash, position), hash, position);
     }
 
-    /// The same with what [`Index::slot_of`] has found since keys were last added.
+    /// Removes a key at the slot that [`Index::slot_of`] has found since keys were last added.
     #[inline(always)]
-    pub(super) fn remove_at(&mut self, at: IndexSlot, hash: u64, place: u32) {
+    pub(super) fn remove_at(&mut self, at: IndexSlot, hash: u64, position: u32) {
         match self.word(at) {
             // At home, so it is no guest.
             Some(word) => *word = 0,
-            None => self.remove_away(hash, place),
+            None => self.remove_away(hash, position),
         }
     }
 
-    /// The same for a key that lives away from its home.
+    /// Removes a key that lives away from its home.
     #[cold]
     #[inline(never)]
-    fn remove_away(&mut self, hash: u64, place: u32) {
+    fn remove_away(&mut self, hash: u64, position: u32) {
         let (home, tag) = (self.home(hash), self.tag(hash));
         let other = self.other(home, tag);
-        if let Some(slot) = self.buckets[other].slot_of(tag | place) {
+        if let Some(slot) = self.buckets[other].slot_of(tag | position) {
             self.buckets[other].put(slot, 0, false);
             self.buckets[home].count_away(false, true);
         }
@@ -333,7 +336,7 @@ impl Index {
     }
 }
 
-/// What the search in home buckets needs of an index, to be kept in registers.
+/// The parts of an index that the search in home buckets reads, to be kept in registers.
 #[derive(Clone, Copy)]
 pub(super) struct Homes<'i> {
     buckets: &'i [Bucket],
@@ -396,15 +399,15 @@ mod tests {
             let mut index = Index::with_buckets(buckets, positions).unwrap();
             let keys: Vec<(u64, u32)> =
                 (0..u32::try_from(buckets * WAYS * 97 / 100).unwrap()).map(|i| (split_mix(u64::from(i)), i)).collect();
-            for &(hash, place) in &keys {
-                assert!(index.insert_at(index.room_for(hash), hash, place), "no room for key {place} of {}", keys.len());
+            for &(hash, position) in &keys {
+                assert!(index.insert_at(index.room_for(hash), hash, position), "no room for key {position} of {}", keys.len());
             }
-            for &(hash, place) in &keys {
-                assert_eq!(index.find(hash, |p| p == place), Some(place));
+            for &(hash, position) in &keys {
+                assert_eq!(index.find(hash, |p| p == position), Some(position));
             }
-            for &(hash, place) in &keys {
-                index.remove(hash, place);
-                assert_eq!(index.find(hash, |p| p == place), None);
+            for &(hash, position) in &keys {
+                index.remove(hash, position);
+                assert_eq!(index.find(hash, |p| p == position), None);
             }
             assert!(index.buckets.iter().all(|b| b.words == [0; WAYS + 1]));
         }
@@ -415,7 +418,7 @@ mod tests {
         let mut index = Index::with_buckets(64, 64).unwrap();
         let hash = split_mix(42);
         assert_ne!(index.home(hash), index.other(index.home(hash), index.tag(hash)));
-        let taken = (0..40).filter(|&place| index.insert_at(index.room_for(hash), hash, place)).count();
+        let taken = (0..40).filter(|&position| index.insert_at(index.room_for(hash), hash, position)).count();
         assert_eq!(taken, 2 * WAYS);
         assert_eq!(index.find(hash, |p| p == 29), Some(29));
         assert_eq!(index.find(hash, |p| p == 30), None);

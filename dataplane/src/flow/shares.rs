@@ -1,16 +1,17 @@
 //! Fair shares: how much of a table that many fill one of them may hold (docs/internals/decisions/0087-fair-shares.md).
 //!
 //! A holder may grow while it holds less than a fixed multiple of what is free. This is the dynamic threshold of
-//! Choudhury and Hahne (1998): nobody who wants little is limited, those who want more end with equal shares, and nothing
-//! is known of a holder but how much it holds. Of n holders that want everything each gets `factor / (1 + n factor)`, so a
-//! part of one more share stays free for who comes next.
+//! Choudhury and Hahne (1998): a holder that wants little is not limited, holders that want more end with equal shares,
+//! and only the amount that each holds is known. Of n holders that want everything each gets `factor / (1 + n factor)`,
+//! so a part of one more share stays free for the next holder.
 //!
-//! The ports that a client holds towards a target are counted in a cell that a secret hash chooses, so that the memory is
-//! bounded however many clients there are. Two clients that share a cell share a share.
+//! The ports that a client holds towards a target are counted in a cell that a secret hash chooses, so that the memory
+//! is bounded however many clients there are. Two clients that share a cell share a share.
 //!
 //! **Invariant:** a cell counts the flows in the table with a SNAT port of a pool whose client and target fall on it.
 //!
-//! Not here: the flows of each Service (`stats`), and what happens to who may not grow (`forward::decide`).
+//! Not here: the flows of each Service (`stats`), and the fate of a new flow whose holder may not grow
+//! (`forward::decide`).
 
 use zerocopy::FromZeros;
 
@@ -22,17 +23,17 @@ pub(crate) const FLOWS_FACTOR: u32 = 8;
 /// Of the SNAT ports of a target: once three quarters are in use it binds.
 pub(crate) const PORTS_FACTOR: u32 = 4;
 
-/// Whether one who holds so much may take more of what many share.
+/// Whether a holder of `held` may take more of a shared table with `free` room.
 #[inline(always)]
 pub(crate) const fn may_grow(held: u32, free: u32, factor: u32) -> bool {
-    // The one more lets somebody with next to nothing compete when nothing is free.
+    // The added 1 lets a holder with next to nothing compete when nothing is free.
     (held as u64) < factor as u64 * (free as u64 + 1)
 }
 
-/// Bits of the number of cells: 2^18 * 4 bytes = 1 MiB, and with 1,000 clients that hold their whole share one client in
-/// 262 shares the cell of one of them.
+/// Bits of the number of cells: 2^18 * 4 bytes = 1 MiB, and with 1,000 clients that hold their whole share one client
+/// in 262 shares the cell of one of them.
 const CELL_BITS_MAX: u32 = 18;
-/// The same at least: 16 KiB.
+/// The smallest number of these bits: 16 KiB.
 const CELL_BITS_MIN: u32 = 12;
 
 /// How many SNAT ports each client holds towards each target, in one table.
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
     use crate::flow::TargetSlot;
 
-    /// What is held in the end by holders who want so much each, of a table of `all`, if each takes one after the other.
+    /// The final amounts of holders with these wants in a table of `all`, if they take one piece each in turn.
     fn filled(wants: &[u32], all: u32, factor: u32) -> Vec<u32> {
         let mut held = vec![0; wants.len()];
         loop {

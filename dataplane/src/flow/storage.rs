@@ -1,8 +1,9 @@
-//! How flows are stored: what every packet of a flow needs in 32 bytes for IPv4 and 96 for IPv6, the rest apart.
+//! The storage of flows: the part that every packet of a flow reads has 32 bytes for IPv4 and 96 for IPv6, the rest
+//! stands apart.
 //!
-//! Three arrays with the same positions: the part that a packet reads, in wire order, so that a packet is matched,
-//! rewritten and hashed by words; the route to the client, which a reply reads; and what only changes of state need. For
-//! IPv6 there is one array: the first part does not fill its lines, and the others fit into the rest.
+//! Three arrays have the same positions: the part that a packet reads, in wire order, so that a packet is matched,
+//! rewritten and hashed by words; the route to the client, which a reply reads; and the part that only changes of state
+//! read. For IPv6 there is one array: the first part does not fill its lines, and the others fit into the rest.
 //!
 //! **Invariant:** a hit reads one line of the index and one entry (two lines for IPv6), and a reply of IPv4 four bytes
 //! more. It writes only the time of the last packet, and only when the tick changes.
@@ -98,8 +99,8 @@ pub(crate) struct BegunFlow<'k, K> {
 }
 
 impl<K: TupleKey> HotFlow<K> {
-    /// Writes a flow of which nothing but these is known into the entry, see the fields. It is written in place: a load from
-    /// a copy that was just stored in other pieces waits until these have left the processor's store buffer.
+    /// Writes a flow of which nothing but these is known into the entry, see the fields. It is written in place: a load
+    /// from a copy that was just stored in other pieces waits until these have left the processor's store buffer.
     #[inline(always)]
     fn begin(&mut self, [to_backend, to_client]: [&K; 2], backend: u32, seen: u32) {
         self.keys[0] = *to_backend;
@@ -111,16 +112,16 @@ impl<K: TupleKey> HotFlow<K> {
         }
     }
 
-    /// Change of the sum of a TCP or UDP checksum when a packet to the backend gets other addresses and ports: 16 bits in
-    /// the byte order of the machine. For packets to the client it is the complement. Meaningless in one-way modes, 0 without
-    /// room.
+    /// Change of the sum of a TCP or UDP checksum when a packet to the backend gets other addresses and ports: 16 bits
+    /// in the byte order of the machine. For packets to the client it is the complement. Meaningless in one-way modes,
+    /// 0 without room.
     #[inline(always)]
     pub(crate) fn checksum_change(&self) -> u32 {
         if let [_, _, _, change] = *self.rest.as_ref() { change } else { 0 }
     }
 
-    /// What other addresses and ports add to the sum of a TCP or UDP checksum of a packet in one direction; never 0.
-    /// Meaningless in one-way modes.
+    /// The difference that other addresses and ports make to the sum of a TCP or UDP checksum of a packet in one
+    /// direction; never 0. Meaningless in one-way modes.
     #[inline(always)]
     pub(crate) fn change_of_sum(&self, direction: Direction) -> u64 {
         let change = u64::from(self.checksum_change());
@@ -224,8 +225,8 @@ impl<K: TupleKey> HotFlow<K> {
     /// Stores the route to the client, if it is here.
     #[inline(always)]
     fn set_route(&mut self, route: u32) -> bool {
-        let place = self.rest.as_mut().first_mut();
-        place.map(|place| *place = route).is_some()
+        let word = self.rest.as_mut().first_mut();
+        word.map(|word| *word = route).is_some()
     }
 
     #[inline(always)]
@@ -243,7 +244,7 @@ impl<K: TupleKey> HotFlow<K> {
     }
 }
 
-/// What packets of the flows of a table read, by position.
+/// The parts of the flows of a table that packets read, by position.
 pub(crate) struct HotFlows<'a, K: TupleKey> {
     pub(crate) flows: &'a mut [HotFlow<K>],
     pub(crate) routes: ClientRoutes<'a>,
@@ -267,14 +268,15 @@ impl ClientRoutes<'_> {
     }
 }
 
-/// What only changes of a flow need. 8 bytes.
+/// The part of a flow that only changes of its state read. 8 bytes.
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 struct ColdFlow {
     /// The pool of the SNAT port.
     pool: PoolId,
-    /// By state: the awaited number, the number of packets of an unconfirmed one-way flow, the verification tag of an SCTP
-    /// backend, or since when a backend does not answer (0: it does). Of a free entry: the next free one, plus one.
+    /// By state: the awaited number, the number of packets of an unconfirmed one-way flow, the verification tag of an
+    /// SCTP backend, or since when a backend does not answer (0: it does). Of a free entry: the next free one, plus
+    /// one.
     number: u32,
 }
 
@@ -418,7 +420,7 @@ impl<A: Address> Storage<A> {
         }
     }
 
-    /// What packets of flows read, by position, and their meters, if these are wanted and there are any.
+    /// The parts of flows that packets read, by position, and their meters, if they are wanted and there are any.
     #[inline(always)]
     pub(super) fn hot_parts(&mut self, metered: bool) -> HotFlows<'_, A::Key> {
         let meters = if metered { Meters::of(self.recorder.as_deref_mut()) } else { Meters::of(None) };
@@ -463,8 +465,8 @@ impl<A: Address> Storage<A> {
         !self.hot[index as usize].is_free()
     }
 
-    /// The flow at a position, which is `since` then in its class. `now` completes the time of its last packet. Without what
-    /// an [`AssociationNote`] has.
+    /// The flow at a position, which is `since` then in its class. `now` completes the time of its last packet. Without
+    /// what an [`AssociationNote`] has.
     pub(super) fn get(&self, index: u32, since: Tick, now: Tick) -> Flow<A> {
         let (hot, cold) = (&self.hot[index as usize], self.cold(index as usize));
         let word = self.route(index as usize);
@@ -577,7 +579,7 @@ impl<A: Address> Storage<A> {
     }
 }
 
-/// What [`ColdFlow::number`] holds.
+/// The meaning of [`ColdFlow::number`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NumberUse {
     Acknowledgement,
@@ -598,8 +600,8 @@ impl NumberUse {
     }
 }
 
-/// What the table keeps of a confirmed SCTP flow where others have their neighbours in the yield lists, of which a
-/// confirmed flow has none: the words in [`Storage`] have its tags.
+/// The note of a confirmed SCTP flow. It stands where other flows have their neighbours in the yield lists, which a
+/// confirmed flow does not have: the words in [`Storage`] have its tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AssociationNote(u64);
 

@@ -39,8 +39,8 @@ impl Tick {
         self.since_scaled(earlier, 0)
     }
 
-    /// The same for two points in time whose ticks are shifted to the left by `shift` bits: times of fewer bits, which
-    /// compare correctly if they are at most half of their range apart (13 days for 24 bits).
+    /// As [`Tick::since`] for points in time whose ticks are shifted to the left by `shift` bits: times of fewer bits,
+    /// which compare correctly if they are at most half of their range apart (13 days for 24 bits).
     #[must_use]
     #[inline(always)]
     pub(crate) const fn since_scaled(self, earlier: Self, shift: u32) -> Ticks {

@@ -4,10 +4,10 @@
 //! otherwise a flood of SYN and ACK from spoofed addresses could confirm any number of flows. A one-way flow is
 //! confirmed by its third packet, but not before one second has passed.
 //!
-//! A FIN counts once the other side has acknowledged it. Until then its number is kept with the flow: whoever forges a FIN
-//! does not know which number the other side expects, and that side acknowledges something else.
+//! A FIN counts once the other side has acknowledged it. Until then its number is kept with the flow: the sender of a
+//! forged FIN does not know the number that the other side expects, and that side acknowledges another number.
 //!
-//! Not here: which packets can change a state at all ([`super::is_plain`]).
+//! Not here: the packets that can change a state at all ([`super::is_plain`]).
 
 mod association;
 mod segment;
@@ -21,9 +21,9 @@ use crate::wire::{Address, Transport, sctp_chunk, tcp_flags};
 pub(crate) use association::tags_of_first;
 pub use segment::Segment;
 
-/// What may be under way between two ends: as much as a socket of Linux sends without an acknowledgement
-/// (`net.ipv4.tcp_wmem`). A number that is less than this behind the number of a FIN may belong to a packet that was sent
-/// before; a forged FIN hits that once in 1,024 times.
+/// Bytes that may be under way between two ends: as many as a socket of Linux sends without an acknowledgement
+/// (`net.ipv4.tcp_wmem`). A number that is less than this behind the number of a FIN may belong to a packet that was
+/// sent before the FIN; the number of a forged FIN is in this range once in 1,024 times.
 const UNDER_WAY: u32 = 4 << 20;
 
 /// Number of the client's packets that confirms a one-way flow (FORWARDING 2).
@@ -49,8 +49,8 @@ pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: 
     next.yield_class() != class
 }
 
-/// Whether a packet tells nothing of the connection: a later fragment, or a TCP segment without any of these flags, which
-/// receivers discard (RFC 9293 section 3.10.7.4).
+/// Whether a packet shows nothing of the connection: a later fragment, or a TCP segment without any of these flags,
+/// which receivers discard (RFC 9293 section 3.10.7.4).
 const fn tells_nothing(transport: Transport) -> bool {
     use tcp_flags::{ACK, FIN, RST, SYN};
     match transport {

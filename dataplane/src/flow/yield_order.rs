@@ -132,8 +132,8 @@ impl Order {
         prefetch_at(&self.nodes, index as usize);
     }
 
-    /// Prefetches the neighbours of a flow in the list of its pool, which its removal changes. Those among all flows are
-    /// most often beside it.
+    /// Prefetches the neighbours of a flow in the list of its pool, which its removal changes. Its neighbours among all
+    /// flows are most often beside it.
     #[inline(always)]
     pub(super) fn prefetch_neighbours(&self, index: u32) {
         let Some(node) = self.nodes.get(index as usize) else { return };
@@ -158,7 +158,7 @@ impl Order {
         self.nodes[index as usize].set_since(now);
     }
 
-    /// That time. At most 13 days before `now`.
+    /// The time at which a flow entered its class, or was confirmed. At most 13 days before `now`.
     pub(super) fn since(&self, index: u32, now: Tick) -> Tick {
         self.nodes[index as usize].since(now)
     }
@@ -200,8 +200,8 @@ impl Order {
         self.nodes[index as usize].link::<ALL>(Side::Before)
     }
 
-    /// The flows of a class, the one that has been in it the longest first; only those that hold a port of this pool, if
-    /// there is one.
+    /// The flows of a class, the one that has been in it the longest first; only those that hold a port of this pool,
+    /// if there is one.
     pub(super) fn oldest_first(&self, class: YieldClass, pool: Option<PoolId>) -> impl Iterator<Item = u32> {
         let oldest = if let Some(pool) = pool { self.oldest_of(class, pool) } else { self.oldest(class) };
         std::iter::successors(oldest, move |index| {

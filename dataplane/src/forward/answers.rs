@@ -8,9 +8,10 @@
 
 use arrayvec::ArrayVec;
 
-use super::engine::{Engine, Ingress};
+use super::engine::Engine;
 use super::observer::{Observe, PacketOutcome};
 use super::rewrite;
+use super::sort::Ingress;
 use crate::forward::decide::{Answer, RESETS_MAX};
 use crate::forward::rewrite::Reset;
 use crate::icmp::{self, IcmpError};
@@ -26,7 +27,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let asked = neighbours::arp_question(buffer.bytes());
         if let Some((vip, mac)) = neighbours::arp_claim(buffer.bytes()) {
             self.note_claim(at, (vip, mac), false);
-        } else if let Some((vip, mac)) = neighbours::arp_probe(buffer.bytes()).filter(|_| self.ownership.is_elected()) {
+        } else if let Some((vip, mac)) = neighbours::arp_probe(buffer.bytes()).filter(|_| self.neighbours.ownership.is_elected())
+        {
             // Of the gateway that has given the address up, which it may have announced.
             self.note_claim(at, (vip, mac), true);
         }
@@ -85,7 +87,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 self.for_linux(snapshot, link, |copy| neighbours::solicitation(copy, (sender, mac), (own, at)))
             }
             None => {
-                self.ask(UnresolvedNeighbour { link, address: sender.ip() });
+                self.neighbours.ask(UnresolvedNeighbour { link, address: sender.ip() });
                 None
             }
         }
@@ -95,7 +97,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// the group.
     fn may_answer_for<A: Address>(&self, at: Ingress<'_>, target: A) -> Option<Permission> {
         let answers = at.snapshot.ready() && at.snapshot.answers_for(at.arrival.link, target);
-        answers.then(|| self.ownership.may_speak_for(at.snapshot, target, at.arrival.now_ns)).flatten()
+        answers.then(|| self.neighbours.ownership.may_speak_for(at.snapshot, target, at.arrival.now_ns)).flatten()
     }
 
     /// Notes that another station announces, or asks for, a VIP for which this gateway answers, or a SNAT address of a VIP
@@ -103,7 +105,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     fn note_claim<A: Address>(&self, at: Ingress<'_>, (vip, other): (A, Mac), is_question: bool) {
         let is_ours = at.snapshot.ports().iter().any(|port| port.mac == other);
         let (is_movable, group) = match at.snapshot.role(vip) {
-            AddressRole::Vip => (true, self.ownership.group_of_vip(vip.ip())),
+            AddressRole::Vip => (true, self.neighbours.ownership.group_of_vip(vip.ip())),
             AddressRole::Snat => {
                 let group = at.snapshot.group_of_snat(vip);
                 (group.is_some(), group)
@@ -112,7 +114,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         };
         if !is_ours && is_movable && self.may_answer_for(at, vip).is_some() {
             let own = at.snapshot.port(at.arrival.link.port()).mac;
-            self.ownership.note(VipClaim { link: at.arrival.link, vip: vip.ip(), other, own }, group, is_question);
+            self.neighbours.ownership.note(VipClaim { link: at.arrival.link, vip: vip.ip(), other, own }, group, is_question);
         }
     }
 

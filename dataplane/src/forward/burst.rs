@@ -8,9 +8,9 @@
 
 use arrayvec::ArrayVec;
 
-use super::engine::{Engine, Ingress};
+use super::engine::Engine;
 use super::observer::Observe;
-use super::sort::{Kind, Lookups, RunKind, Sorted, sample_queue, sort, steer};
+use super::sort::{Ingress, Kind, Lookups, RunKind, Sorted, sample_queue, sort, steer};
 use crate::forward::decide::FlowFamily;
 use crate::port::{Arrival, Burst, FrameFilter, Link, Origin, Port};
 use crate::snapshot::{AddressRole, Snapshot};
@@ -47,7 +47,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if sorted.is_mixed(self.egress.peers.is_some()) {
             return self.process_in_order(at, burst, &sorted);
         }
-        if matches!(at.arrival.origin, Origin::Port | Origin::Met) && self.egress.peers.is_some() {
+        if matches!(at.arrival.origin, Origin::Port | Origin::OwnerUnknown) && self.egress.peers.is_some() {
             steer(&mut self.egress, at, burst, &mut sorted, &mut self.tally);
         }
         sorted.v4.iter_mut().for_each(|lookup| lookup.candidate = self.tables.v4.candidate(lookup.hash));

@@ -8,14 +8,13 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use crossbeam_queue::ArrayQueue;
 use proto::Family;
 
 use super::fast::{LastBurst, OpeningBackends};
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::plan::Plan;
 use super::rewrite;
-use super::sort::Lookup;
+use super::sort::{Ingress, Lookup};
 use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
 use crate::forward::decide::{
     Changes, DecisionContext, DirectForward, FlowFamily, FlowMatch, FlowTables, Followed, NatForward, Packet, RESETS_MAX,
@@ -24,20 +23,13 @@ use crate::forward::decide::{
 use crate::forward::rewrite::{InnerPacket, encapsulate, mss, rewrite_of};
 use crate::fragment::{Datagrams, Identifications, split};
 use crate::icmp::AnswerLimiter;
-use crate::neighbours::{NeighbourQueue, NeighbourRequest, UnresolvedNeighbour, VipOwnership};
+use crate::neighbours::{UnresolvedNeighbour, WorkerNeighbours};
 use crate::port::{Arrival, Burst, Port, TwinRate};
 use crate::snapshot::{Exit, Snapshot};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
 use crate::workers::Egress;
-
-/// What the packets of a burst have in common: where and when they arrived, and the tables of that time.
-#[derive(Clone, Copy)]
-pub(super) struct Ingress<'s> {
-    pub(super) snapshot: &'s Snapshot,
-    pub(super) arrival: Arrival,
-}
 
 /// How a packet leaves that was decided on.
 struct Departure<'s> {
@@ -60,16 +52,11 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) ports: SnatPorts,
     pub(super) max_flows: u32,
     pub(super) limits: IdleLimits,
-    pub(super) neighbour_queue: NeighbourQueue<P::Buffer>,
-    /// Whether neighbours of held packets may have been resolved since the last check.
-    pub(super) neighbours_changed: bool,
+    pub(super) neighbours: WorkerNeighbours<P::Buffer>,
     pub(super) datagrams: Datagrams<P::Buffer>,
     pub(super) identifications: Identifications,
     pub(super) limiter: AnswerLimiter,
     pub(super) twin_rate: TwinRate,
-    /// The VIP groups that this gateway owns.
-    pub(super) ownership: Arc<VipOwnership>,
-    pub(super) neighbour_requests: Arc<ArrayQueue<NeighbourRequest>>,
     /// What the fast path knows of the packets of the present burst.
     pub(super) plans: Box<[Plan]>,
     /// What the fast path remembers of the last burst of each port.
@@ -202,14 +189,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             self.counters.flow_began(slot, changes.service);
         }
         if let Some(neighbour) = changes.ask {
-            self.ask(neighbour);
+            self.neighbours.ask(neighbour);
         }
-    }
-
-    /// Requests the resolution of a neighbour from the kernel. When the queue is full, others are already requested,
-    /// and a later packet requests it again.
-    pub(super) fn ask(&self, neighbour: UnresolvedNeighbour) {
-        let _ = self.neighbour_requests.push((neighbour.link, neighbour.address));
     }
 
     pub(super) fn apply<A: FlowFamily>(
@@ -355,8 +336,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     pub(super) fn hold(&mut self, arrival: Arrival, buffer: P::Buffer, neighbour: UnresolvedNeighbour) {
-        match self.neighbour_queue.keep(buffer, arrival, neighbour) {
-            Ok(true) => self.ask(neighbour),
+        match self.neighbours.queue.keep(buffer, arrival, neighbour) {
+            Ok(true) => self.neighbours.ask(neighbour),
             Ok(false) => {}
             Err(buffer) => self.drop(buffer, DropReason::NeighbourUnresolved),
         }
@@ -394,7 +375,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     pub(super) fn publish_counters(&mut self) {
         self.tally.publish(&self.counters);
-        let held = self.neighbour_queue.len() + self.datagrams.waiting();
+        let held = self.neighbours.queue.len() + self.datagrams.waiting();
         let flows = self.tables.v4.len() + self.tables.v6.len();
         self.counters.set_use(flows.into(), self.ports.in_use().into(), held as u64);
     }

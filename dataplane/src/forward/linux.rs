@@ -8,8 +8,9 @@
 //!
 //! Not here: the decision which packets go to the kernel.
 
-use super::engine::{Engine, Ingress};
+use super::engine::Engine;
 use super::observer::{Observe, PacketOutcome};
+use super::sort::Ingress;
 use crate::flow::Candidate;
 use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
 use crate::neighbours;
@@ -103,7 +104,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     fn packet_of_linux<A: FlowFamily>(&mut self, snapshot: &Snapshot, twin: Twin, buffer: P::Buffer, headers: &Headers<A>) {
-        let Some(permission) = self.ownership.may_pass(buffer.bytes(), headers, twin.now_ns) else {
+        let Some(permission) = self.neighbours.ownership.may_pass(buffer.bytes(), headers, twin.now_ns) else {
             return self.drop(buffer, DropReason::StaleAdvertisement);
         };
         self.egress.sent_by_linux(twin.port, buffer.bytes(), headers);
@@ -124,7 +125,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         match follow_probe(&packet, snapshot) {
             Some(Ok(direct)) => self.forward_direct(snapshot, buffer, headers, &direct),
             Some(Err(Verdict::Wait(neighbour))) => {
-                self.ask(neighbour);
+                self.neighbours.ask(neighbour);
                 self.drop(buffer, DropReason::NeighbourUnresolved);
             }
             Some(Err(Verdict::Drop(reason))) => self.drop(buffer, reason),

@@ -1,17 +1,17 @@
-//! The worker: polls its ports and twins, decides burst by burst, and sends. It never waits, locks, allocates or logs. It
-//! makes no system call of its own but the one that wakes a sleeping worker to which it hands packets.
+//! The worker: polls its ports and twins, decides burst by burst, and sends. It never waits, locks, allocates or logs.
+//! It makes no system call of its own but the one that wakes a sleeping worker to which it hands packets.
 //!
-//! A burst first takes the fast path (`fast`). What that leaves passes three stages (`burst`): parse all packets and
-//! prefetch their flow buckets, prefetch the flows found there, then decide and rewrite. So the memory that one packet
-//! needs is fetched while others are processed.
+//! A burst first takes the fast path (`fast`). The packets that it leaves pass three stages (`burst`): parse all
+//! packets and prefetch their flow buckets, prefetch the flows found there, then decide and rewrite. So the memory that
+//! one packet needs is fetched while others are processed.
 //!
 //! With several workers, packets of other workers' flows are handed over by the fast path or after the first stage, and
-//! packets that they hand to this worker take the same ways here ([`crate::workers`]). After each poll the worker sweeps
-//! a bounded number of flows and SNAT pools.
+//! packets that they hand to this worker pass the same stages here ([`crate::workers`]). After each poll the worker
+//! sweeps a bounded number of flows and SNAT pools.
 //!
 //! **Invariant:** every packet ends in one counted verdict, and the account balances (see [`crate::WorkerCounters`]).
 //!
-//! Not here: what happens to a packet (`burst`, `decide`, `engine`).
+//! Not here: the processing of a packet (`burst`, `decide`, `engine`).
 
 mod observed;
 
@@ -20,10 +20,11 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 
-use super::engine::{Engine, Ingress};
+use super::engine::Engine;
 use super::fast;
-use super::flow_transfer::{Owned, Replicating, SavedFlows, tells};
+use super::flow_transfer::{Owned, Replicating, SavedFlows, is_sent_by};
 use super::observer::{Observe, PacketSource};
+use super::sort::Ingress;
 use crate::flow::{
     BackendId, Direction, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
     IdleLimits, PoolId, PortShare, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
@@ -31,7 +32,7 @@ use crate::flow::{
 use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::AnswerLimiter;
-use crate::neighbours::{Announcements, NeighbourQueue, NeighbourRequest, QueuedPacket, VipOwnership};
+use crate::neighbours::{Announcements, NeighbourRequest, QueuedPacket, VipOwnership, WorkerNeighbours};
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{RouteTo, Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
@@ -93,7 +94,7 @@ pub struct Worker<P: Port, O = ()> {
     saved: Option<Arc<SavedFlows>>,
     /// Inquiries of the agent.
     mailbox: Option<Arc<Mailbox>>,
-    /// Flows of partners, and news for them.
+    /// The replication of flows with partners.
     replication: Option<Replicating>,
     /// Seed of the hashes of its tables.
     seed: u64,
@@ -121,12 +122,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             ports: SnatPorts::new(flows, share).map_err(|_| NoMemory { flows })?,
             max_flows: flows,
             limits: IdleLimits::new(limits),
-            neighbour_queue: NeighbourQueue::new(),
-            neighbours_changed: false,
+            neighbours: WorkerNeighbours::new(parts.neighbour_requests),
             datagrams: Datagrams::new(parts.seed),
             identifications: Identifications::new(parts.seed, (worker, workers), blocks),
             limiter: AnswerLimiter::new(parts.seed),
-            neighbour_requests: parts.neighbour_requests,
             plans: fast::plans(),
             last_bursts,
             avx2: Avx2::detect(),
@@ -135,7 +134,6 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             counters: parts.counters,
             observer: parts.observer,
             twin_rate: TwinRate::default(),
-            ownership: Arc::default(),
             capture: None,
         };
         Ok(Self {
@@ -167,11 +165,11 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         tables.v6.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })
     }
 
-    /// Tells the agent about its own flows, and keeps those of partners as shadow flows. To be called before the first
+    /// Sends its own flows to the agent, and keeps flows of partners as shadow flows. To be called before the first
     /// poll.
     ///
     /// Its pools of SNAT ports begin at a place that the seed chooses: a gateway that takes over SNAT addresses would
-    /// otherwise begin with the ports that the one before used last, of flows too young to be told.
+    /// otherwise begin with the ports that the one before used last, of flows too young to be sent.
     pub fn replicate(&mut self, replication: Arc<FlowReplication>) {
         let Engine { tables, ports, .. } = &mut self.engine;
         tables.v4.replicate(Arc::clone(&replication));
@@ -193,8 +191,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         tables.v6.record_stop();
     }
 
-    /// Its flows for the next process: a part of [`SavedFlows`]. To be called at `now_ns` (monotonic, ns), after the last
-    /// poll.
+    /// Its flows for the next process: a part of [`SavedFlows`]. To be called at `now_ns` (monotonic, ns), after the
+    /// last poll.
     #[must_use]
     pub fn save(&self, now_ns: u64) -> Vec<u8> {
         self.engine.save(&self.subscriber.newest(), Tick::at(now_ns))
@@ -207,10 +205,10 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     }
 
     /// Lets the worker answer only for the VIPs of groups that the gateway owns, and note the claims of other stations.
-    /// What speaks for them leaves only if a lease is still valid by the clock (that of [`Self::poll`]) at the end of the
-    /// poll. To be called before the first poll.
+    /// A packet that speaks for such a VIP leaves only if the lease is still valid by the clock of [`Self::poll`] at
+    /// the end of the poll. To be called before the first poll.
     pub fn own_by(&mut self, ownership: Arc<VipOwnership>, clock: fn() -> u64) {
-        self.engine.ownership = ownership;
+        self.engine.neighbours.ownership = ownership;
         self.engine.egress.set_clock(clock);
     }
 
@@ -231,7 +229,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         self.engine.avx2 = None;
     }
 
-    /// Lets its pools of SNAT ports have as few ports as if there were so many workers. To be called before the first flow.
+    /// Lets its pools of SNAT ports have as few ports as if there were so many workers. To be called before the first
+    /// flow.
     #[cfg(feature = "testing")]
     pub fn share_ports(&mut self, workers: u16) {
         if let Ok(ports) = SnatPorts::new(self.engine.max_flows, PortShare::of_worker(0, workers)) {
@@ -279,8 +278,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         };
         let mut handled = 0;
         // Before others are received, which must not overtake them.
-        if engine.neighbour_queue.len() > 0 {
-            engine.neighbours_changed |= changed;
+        if engine.neighbours.queue.len() > 0 {
+            engine.neighbours.have_changed |= changed;
             engine.retry_queued(snapshot, now_ns);
         }
         for index in 0..engine.egress.ports.len() {
@@ -301,8 +300,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         if engine.datagrams.waiting() > 0 {
             engine.expire_fragments(now_ns);
         }
-        let Engine { egress, ownership, tally, .. } = engine;
-        self.announcements.send(egress, snapshot, ownership, now_ns, tally);
+        let Engine { egress, neighbours, tally, .. } = engine;
+        self.announcements.send(egress, snapshot, &neighbours.ownership, now_ns, tally);
         engine.egress.flush(&mut engine.tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         if let Some(replication) = &mut self.replication {
@@ -354,7 +353,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                         burst.iter().for_each(Buffer::prefetch_metadata);
                         Origin::Owned
                     }
-                    HandoverTask::Meet => Origin::Met,
+                    HandoverTask::FindOwner => Origin::OwnerUnknown,
                     HandoverTask::Begin => Origin::Begun,
                     HandoverTask::Send => {
                         burst.into_iter().for_each(|buffer| self.egress.send(port, buffer, &mut self.tally));
@@ -371,22 +370,22 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Decides held packets again whose next hop is now resolved, and drops those that waited for too long. Resolution
     /// depends on the snapshot alone, so they are checked only when there is a new one.
     fn retry_queued(&mut self, snapshot: &Snapshot, now_ns: u64) {
-        while let Some(waiting) = self.neighbour_queue.expired(now_ns) {
+        while let Some(waiting) = self.neighbours.queue.expired(now_ns) {
             let arrival = Arrival { now_ns, ..waiting.arrival };
             self.drop_waiting(arrival, waiting.buffer, DropReason::NeighbourUnresolved);
         }
-        if !self.neighbours_changed {
+        if !self.neighbours.have_changed {
             return;
         }
-        // All of them now: later packets of their flows do not wait.
-        for _ in 0..self.neighbour_queue.len().div_ceil(BURST) {
-            let released = self.neighbour_queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
-            self.neighbours_changed = released.is_full();
+        // All are released now: later packets of their flows do not wait.
+        for _ in 0..self.neighbours.queue.len().div_ceil(BURST) {
+            let released = self.neighbours.queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
+            self.neighbours.have_changed = released.is_full();
             for QueuedPacket { buffer, arrival, .. } in released {
                 let arrival = Arrival { now_ns, origin: Origin::Owned, ..arrival };
                 self.process_waited(Ingress { snapshot, arrival }, buffer);
             }
-            if !self.neighbours_changed {
+            if !self.neighbours.have_changed {
                 break;
             }
         }
@@ -395,15 +394,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
 /// Time in which the sweep visits each flow once: about 8.6 s, below the shortest idle limit of 10 s.
 pub const SWEEP_TICKS: Ticks = Ticks(64);
-/// Maximum number of flows that the sweep visits per poll, so that a poll stays short: 128 * 5 ns. It is twice the number
-/// that a burst can create, so that flows end as fast as others begin.
+/// Maximum number of flows that the sweep visits per poll, so that a poll stays short: 128 * 5 ns. It is twice the
+/// number that a burst can create, so that flows end as fast as others begin.
 #[allow(clippy::cast_possible_truncation)] // far below 2^32
 pub const SWEPT_PER_POLL: u32 = 2 * BURST as u32;
 
 /// The sweep: expiry by bounded work. The tables are visited once every [`SWEEP_TICKS`], a few entries per poll.
 #[derive(Debug, Default)]
 struct Sweep {
-    /// When it last ran; the first poll only records the time.
+    /// The time of its last run; the first poll only records the time.
     last: Option<Tick>,
     /// Number of entries that are due for a visit.
     owed: u32,
@@ -431,19 +430,20 @@ impl Sweep {
         let entries = self.owed.min(SWEPT_PER_POLL);
         if entries > 0 {
             self.owed -= entries;
-            let Engine { tables, ports, limits, counters, neighbour_requests, egress, .. } = engine;
+            let Engine { tables, ports, limits, counters, neighbours, egress, .. } = engine;
+            let neighbour_requests = &neighbours.requests;
             let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
-            let glances = Cell::new(HANDSHAKES_ASKED);
-            let mut rules = Look { limits, snapshot, neighbour_requests, ports, counters, owned, now, glances };
+            let clients_to_ask = Cell::new(HANDSHAKES_ASKED);
+            let mut rules = IdleRules { limits, snapshot, neighbour_requests, ports, counters, owned, now, clients_to_ask };
             self.next_v4 = tables.v4.sweep_by(self.next_v4, entries, snapshot.route_epoch(), &mut rules);
-            rules.glances.set(HANDSHAKES_ASKED);
+            rules.clients_to_ask.set(HANDSHAKES_ASKED);
             self.next_v6 = tables.v6.sweep_by(self.next_v6, entries, snapshot.route_epoch(), &mut rules);
         }
     }
 }
 
-/// The rules of a sweep over flows.
-struct Look<'a> {
+/// The rules of a sweep over flows: idle limits and drains.
+struct IdleRules<'a> {
     limits: &'a IdleLimits,
     snapshot: &'a Snapshot,
     neighbour_requests: &'a ArrayQueue<NeighbourRequest>,
@@ -452,18 +452,18 @@ struct Look<'a> {
     owned: Owned<'a>,
     now: Tick,
     /// Number of flows in a handshake whose clients may still be asked for.
-    glances: Cell<u32>,
+    clients_to_ask: Cell<u32>,
 }
 
-impl<A: Address> SweepRules<A> for Look<'_> {
+impl<A: Address> SweepRules<A> for IdleRules<'_> {
     #[inline(always)]
-    fn glance(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate {
+    fn fate_of_handshake(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate {
         match self.snapshot.backends.exits().get(flow.backend()) {
             None => Fate::Unknown,
             Some(_) if self.limits.is_handshake_over(state, flow.idle(self.now)) => Fate::Over,
             Some(_) => {
-                if self.glances.get() > 0 {
-                    self.glances.set(self.glances.get() - 1);
+                if self.clients_to_ask.get() > 0 {
+                    self.clients_to_ask.set(self.clients_to_ask.get() - 1);
                     self.keep_opening_client::<A>(flow);
                 }
                 Fate::Stays
@@ -481,8 +481,8 @@ impl<A: Address> SweepRules<A> for Look<'_> {
 
     fn refresh(&self, flow: &Flow<A>) -> Option<Ticks> {
         let idle_timeout = self.snapshot.backend(flow.backend)?.idle_timeout;
-        let is_told = tells(self.owned, self.snapshot, flow);
-        is_told.then(|| refresh_interval(self.limits.of(flow, idle_timeout)))
+        let is_sent = is_sent_by(self.owned, self.snapshot, flow);
+        is_sent.then(|| refresh_interval(self.limits.of(flow, idle_timeout)))
     }
 
     fn why(&self, backend: BackendId) -> FlowEnd {
@@ -502,9 +502,9 @@ impl<A: Address> SweepRules<A> for Look<'_> {
     }
 }
 
-impl Look<'_> {
-    /// Whether the flow exceeded its idle limit, or its backend's drain has ended. What the owner of a shadow flow knows of
-    /// its last packet arrives up to one interval late.
+impl IdleRules<'_> {
+    /// Whether the flow exceeded its idle limit, or its backend's drain has ended. The owner of a shadow flow sends the
+    /// time of its last packet up to one interval late.
     fn has_ended<A: Address>(&self, flow: &Flow<A>, is_shadow: bool) -> bool {
         let Some(backend) = self.snapshot.backend(flow.backend) else {
             // The sides of a connection that is still in use get a RST in answer to the next packet.
@@ -513,7 +513,7 @@ impl Look<'_> {
         self.limits.is_flow_over(flow, backend.idle_timeout, is_shadow, self.now)
     }
 
-    /// The same as [`Look::keep_client`] for a flow in a handshake, which has no route yet.
+    /// As [`IdleRules::keep_client`] for a flow in a handshake, which has no route yet.
     #[cold]
     fn keep_opening_client<A: Address>(&self, flow: &HotFlow<A::Key>) {
         let client = flow.key(Direction::ToBackend).tuple(protocol::TCP).source;
@@ -546,9 +546,9 @@ impl Look<'_> {
     }
 }
 
-/// Flows in a handshake whose clients a sweep asks for, in each poll and family. Their routes are looked up, which costs as
-/// much as twenty of them. A handshake that stays open may be one whose answers go to an Ethernet address that the client no
-/// longer has; where there are more of them, the next poll begins with others.
+/// Flows in a handshake whose clients a sweep asks for, in each poll and family. The lookup of a route costs as much as
+/// the visit of twenty flows. A handshake may stay open because its answers go to an Ethernet address that the client
+/// no longer has; where more handshakes are open, the next poll begins with others.
 const HANDSHAKES_ASKED: u32 = 2;
 
 /// A flow is in use if its last packet is at most this old: 75 ticks are 10 s, a little more than a sweep takes.

@@ -15,7 +15,7 @@ use crate::wire::{
     sctp_first_chunk_kind, take, walk,
 };
 
-/// Identity of a datagram: what its fragments have in common (RFC 791 section 3.2, RFC 8200 section 4.5).
+/// Identity of a datagram: the fields that its fragments have in common (RFC 791 section 3.2, RFC 8200 section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<A> {
     /// Source address.
@@ -46,11 +46,11 @@ pub struct Fragment<A> {
     pub datagram: Datagram<A>,
     /// Offset of the identification, in bytes from the start of the frame.
     pub identification_offset: u16,
-    /// What it reveals about the transport.
+    /// The transport, as far as the fragment shows it.
     pub part: Part<A>,
 }
 
-/// What a fragment reveals about the transport.
+/// The transport of a datagram, as far as a fragment shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<A> {
     /// The first fragment, with ports. The headers are those of a whole packet.

@@ -1,9 +1,9 @@
 //! IPv4 and IPv6 identifications that the gateway assigns: a device that merges packets of several senders under one
 //! source address must keep their identifications apart (RFC 6864 section 5.3).
 //!
-//! IPv4 has 65,536 for a source, destination and protocol. All workers take them from there by blocks, the larger the more
-//! a worker needs: with fixed shares a pair would repeat its own after 1,024 packets where there are 64 workers, although
-//! the others need none. IPv6 has 2^32, of which each worker has a share.
+//! IPv4 has 65,536 for a source, destination and protocol. All workers take them from there by blocks, the larger the
+//! more a worker needs: with fixed shares a pair would repeat its own after 1,024 packets where there are 64 workers,
+//! although the others need none. IPv6 has 2^32, of which each worker has a share.
 //!
 //! **Invariants:** identifications of one source, destination and protocol repeat only after all of them (IPv6: of the
 //! worker's share) were taken; a block is used within a tick, or given up. They are a counter plus a keyed hash of the
@@ -16,12 +16,12 @@ use crate::wire::processor::{Avx2, LANES, Lanes};
 use crate::wire::{Address, Tuple, TupleHash, TupleKey};
 use crate::workers::{IDENTIFICATION_COUNTERS as COUNTERS, IdentificationBlocks};
 
-/// The first block that a worker takes of a counter in a tick, and the largest: each further one is twice as long. What a
-/// worker gives up is at most about as much as it used, and 64 workers hold a quarter of all at most.
+/// The first block that a worker takes of a counter in a tick, and the largest: each further block is twice as long. A
+/// worker gives up at most about as many as it used, and 64 workers hold a quarter of all at most.
 const BLOCKS: [u16; 2] = [8, 256];
 
-/// A block of which a worker assigns identifications: the next one (16 bits), the size (16 bits), the tick in which it was
-/// taken (16 bits, never 0), and how many are left (16 bits).
+/// A block of which a worker assigns identifications: the next one (16 bits), the size (16 bits), the tick in which it
+/// was taken (16 bits, never 0), and how many are left (16 bits).
 #[derive(Clone, Copy, Debug, Default)]
 struct Block(u64);
 
@@ -122,8 +122,8 @@ impl Identifications {
         next as u32
     }
 
-    /// As [`Identifications::next`], for those of eight IPv4 datagrams that are bits of `wanted`, by addresses as they stand
-    /// in packets. The identifications of the others are meaningless.
+    /// As [`Identifications::next`], for those of eight IPv4 datagrams that are bits of `wanted`, by addresses as they
+    /// stand in packets. The identifications of the others are meaningless.
     #[inline(always)]
     pub(crate) fn next_of_eight(&mut self, avx2: Avx2, addresses: [Lanes; 2], protocol: Lanes, wanted: u8) -> Lanes {
         let [source, destination] = addresses;

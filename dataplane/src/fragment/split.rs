@@ -60,14 +60,14 @@ pub(crate) fn split<B: Buffer>(
 /// Writes length and position into the header of a fragment.
 fn mark<B: Buffer>(buffer: &mut B, network_offset: usize, piece: SplitPiece) -> Option<()> {
     let (ip, _) = buffer.bytes_mut().get_mut(network_offset..).and_then(take_mut::<Ipv4>)?;
-    let (old_len, old_place) = (ip.total_len.get(), ip.fragmentation.get());
+    let (old_len, old_field) = (ip.total_len.get(), ip.fragmentation.get());
     let total_len = Ipv4::BYTES + u16::try_from(piece.len).ok()?;
     // The packet may be a fragment itself: its offset and "more fragments" carry over into the new ones.
     let more = if piece.is_last { 0 } else { Ipv4::MORE_FRAGMENTS };
-    let place = (old_place + u16::try_from(piece.begins_at / 8).ok()?) | more;
+    let field = (old_field + u16::try_from(piece.begins_at / 8).ok()?) | more;
     ip.total_len.set(total_len);
-    ip.fragmentation.set(place);
-    ip.checksum.set(apply(apply(ip.checksum.get(), word_delta(old_len, total_len)), word_delta(old_place, place)));
+    ip.fragmentation.set(field);
+    ip.checksum.set(apply(apply(ip.checksum.get(), word_delta(old_len, total_len)), word_delta(old_field, field)));
     Some(())
 }
 

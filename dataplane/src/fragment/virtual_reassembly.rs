@@ -38,7 +38,7 @@ pub(crate) enum LaterFragments {
     Drop(DropReason),
 }
 
-/// What is known about a datagram.
+/// The decision on a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DatagramState {
     Nothing,

@@ -68,20 +68,20 @@ impl<T> EarlyFragments<T> {
 
     /// Appends a fragment to the queue of its datagram; gives it back when there is no room.
     pub(super) fn push(&mut self, queue: &mut Queue, fragment: T) -> Result<(), T> {
-        let Some(place) = self.free else { return Err(fragment) };
-        let cell = &mut self.cells[usize::from(place)];
+        let Some(index) = self.free else { return Err(fragment) };
+        let cell = &mut self.cells[usize::from(index)];
         self.free = cell.after;
         *cell = Cell { waiting: Some(fragment), after: None, before: self.youngest, next: None };
         match self.youngest {
-            Some(youngest) => self.cells[usize::from(youngest)].after = Some(place),
-            None => self.oldest = Some(place),
+            Some(youngest) => self.cells[usize::from(youngest)].after = Some(index),
+            None => self.oldest = Some(index),
         }
-        self.youngest = Some(place);
+        self.youngest = Some(index);
         match queue.youngest {
-            Some(youngest) => self.cells[usize::from(youngest)].next = Some(place),
-            None => queue.oldest = Some(place),
+            Some(youngest) => self.cells[usize::from(youngest)].next = Some(index),
+            None => queue.oldest = Some(index),
         }
-        queue.youngest = Some(place);
+        queue.youngest = Some(index);
         queue.len += 1;
         self.len += 1;
         Ok(())
@@ -89,13 +89,13 @@ impl<T> EarlyFragments<T> {
 
     /// Takes the oldest fragment from the queue of a datagram.
     pub(super) fn pop(&mut self, queue: &mut Queue) -> Option<T> {
-        let place = queue.oldest?;
-        let cell = &mut self.cells[usize::from(place)];
+        let index = queue.oldest?;
+        let cell = &mut self.cells[usize::from(index)];
         let (before, after) = (cell.before, cell.after);
         queue.oldest = cell.next;
         let waiting = cell.waiting.take();
         cell.after = self.free;
-        self.free = Some(place);
+        self.free = Some(index);
         if queue.oldest.is_none() {
             queue.youngest = None;
         }

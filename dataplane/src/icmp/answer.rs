@@ -1,4 +1,4 @@
-//! Whether a packet may be answered (FORWARDING section 8). The functions that answer turn a received packet in place
+//! The permission to answer a packet (FORWARDING section 8). The functions that answer turn a received packet in place
 //! into the answer to it: echo, ARP, neighbour discovery and ICMP errors beside this file, resets in
 //! `forward::rewrite`.
 //!

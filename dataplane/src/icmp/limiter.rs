@@ -1,6 +1,6 @@
 //! Rate limits of the answers that a worker originates: one for all of them, and one for each /24 (IPv4) or /56 (IPv6)
-//! of requesters (FORWARDING section 8). "Fragmentation needed" and "packet too big" have limits of their own: a flood to a
-//! closed port must not end path MTU discovery.
+//! of requesters (FORWARDING section 8). "Fragmentation needed" and "packet too big" have limits of their own: a flood
+//! to a closed port must not end path MTU discovery.
 //!
 //! **Invariant:** memory is fixed at creation; a check costs two comparisons. Networks that share a bucket share its
 //! rate, which only ever allows fewer answers.
@@ -30,7 +30,7 @@ pub struct AnswerLimiter {
     too_big: Limit,
 }
 
-/// One limit of all requesters, and of each network.
+/// A limit of all requesters together, and of each network.
 #[derive(Debug)]
 struct Limit {
     all: TokenBucket,
@@ -72,8 +72,8 @@ impl AnswerLimiter {
         self.answers.allow(bucket_of(source, self.seed), now_ns)
     }
 
-    /// Whether `source` may be told now that a packet is too big; if so that is counted. The rates are those of answers,
-    /// and separate from these.
+    /// Whether an error that a packet is too big may go to `source` now; if so it is counted. The rates are those of
+    /// answers, and separate from these.
     pub fn allow_too_big<A: Address>(&mut self, source: A, now_ns: u64) -> bool {
         self.too_big.allow(bucket_of(source, self.seed), now_ns)
     }

@@ -63,7 +63,8 @@ pub struct TunnelQuote<A> {
 
 impl<A: Address> TunnelQuote<A> {
     /// The tunnel packet that the ICMP error in `frame` is about. `None` for another error, an error about another
-    /// packet, a quote with too little of the inner packet, or an inner RST, about which nobody is told (FORWARDING 8).
+    /// packet, a quote with too little of the inner packet, or an inner RST, about which no error is sent (FORWARDING
+    /// 8).
     #[must_use]
     pub(crate) fn of(frame: &[u8], headers: &Headers<A>, tunnels: &Tunnels) -> Option<Self> {
         let Transport::Icmp { kind, code } = headers.transport else { return None };
@@ -114,7 +115,7 @@ fn no_reset<A: Address>(bytes: &[u8]) -> Option<Tuple<A>> {
     flags.is_none_or(|flags| flags & tcp_flags::RST == 0).then_some(tuple)
 }
 
-/// What a router reports about the outer packet.
+/// The report of a router about the outer packet.
 enum Report {
     TooBig { mtu: u32 },
     Lost,

@@ -140,16 +140,16 @@ fn turn(frame: &mut [u8], mac: Mac, to_all: bool) -> bool {
     true
 }
 
-/// The station that sends a valid neighbour solicitation, and its Ethernet address; `None` for one that checks whether an
-/// address is free.
+/// The station that sends a valid neighbour solicitation, and its Ethernet address; `None` for one that checks whether
+/// an address is free.
 #[must_use]
 pub fn neighbour_asker(frame: &[u8], headers: &Headers<u128>) -> Option<(u128, Mac)> {
     let (ethernet, _) = take::<Ethernet>(frame)?;
     (headers.tuple.source != 0).then_some((headers.tuple.source, Mac(ethernet.source)))
 }
 
-/// Writes into an empty buffer the solicitation by which the station `asker` asks for `target`, at `mac` (RFC 4861 section
-/// 4.3). Returns false when the buffer has no room.
+/// Writes into an empty buffer the solicitation by which the station `asker` asks for `target`, at `mac` (RFC 4861
+/// section 4.3). Returns false when the buffer has no room.
 #[must_use]
 pub fn solicitation(buffer: &mut impl Buffer, asker: (u128, Mac), target: (u128, Mac)) -> bool {
     buffer.resize(written_transport_offset::<u128>() + usize::from(SOLICITATION_BYTES) + size_of::<LinkLayerOption>())
@@ -172,9 +172,9 @@ pub fn announcement(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool
     }
 }
 
-/// Writes into an empty buffer the question who has `address`, from a station without an address: an ARP probe (RFC 5227
-/// section 2.1.1) or a solicitation as for duplicate address detection (RFC 4862 section 5.4.2). No neighbour entry
-/// follows from it. Returns false when the buffer has no room.
+/// Writes into an empty buffer the question who has `address`, from a station without an address: an ARP probe (RFC
+/// 5227 section 2.1.1) or a solicitation as for duplicate address detection (RFC 4862 section 5.4.2). No neighbour
+/// entry follows from it. Returns false when the buffer has no room.
 #[must_use]
 pub fn probe(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool {
     match address {

@@ -1,13 +1,14 @@
-//! Ownership of VIP groups by election: until when this gateway answers for the VIPs of each group, on the workers'
-//! clock.
+//! Election leases: ownership of VIP groups by election. A lease says until when this gateway answers for the VIPs of a
+//! group, on the workers' clock.
 //!
 //! VRRP advertisements that Linux sends by a twin pass through a worker, and each renews the lease of its group. So a
 //! lease ends [`LEASE_INTERVALS`] advertisements after the last one that other gateways could hear, which is before any
 //! of them takes over (RFC 9568 section 6.1: Active_Down_Interval). A worker that was stopped finds its leases expired,
-//! and what it was about to send for them too late (`workers::egress`).
+//! and drops the packets that it was about to send for them (`workers::egress`).
 //!
-//! **Invariant:** an expired lease is never renewed by an advertisement: those that have waited in queues while the
-//! gateway was stopped are dropped. Only the agent begins a lease, once it has a fresh answer of the election.
+//! **Invariant:** an expired lease is never renewed by an advertisement: advertisements that have waited in queues
+//! while the gateway was stopped are dropped. Only the agent begins a lease, once it has a fresh answer of the
+//! election.
 //!
 //! Not here: the election (keepalived), and which VIPs a snapshot answers for.
 
@@ -24,7 +25,7 @@ use crate::stats::Tally;
 use crate::wire::{Address, Headers, Mac, Tags, protocol, transport_bytes};
 use crate::workers::Egress;
 
-/// Length of a lease in intervals of advertisements. Others wait for at least as many (RFC 9568 section 6.1).
+/// Length of a lease in intervals of advertisements. Other gateways wait for at least as many (RFC 9568 section 6.1).
 pub const LEASE_INTERVALS: u32 = 3;
 /// Claims of other stations that wait for the agent, without an election; more are not needed to report one.
 const CLAIMS_MAX: usize = 64;
@@ -110,8 +111,8 @@ impl Default for VipOwnership {
 }
 
 impl VipOwnership {
-    /// With an election that has not begun. Group 0 has VRID `first_vrid`, and so on; `advertisement_ns` is the interval
-    /// of advertisements.
+    /// With an election that has not begun. Group 0 has VRID `first_vrid`, and so on; `advertisement_ns` is the
+    /// interval of advertisements.
     #[must_use]
     pub fn elected(groups: u8, first_vrid: u8, advertisement_ns: u64) -> Self {
         let leases = (0..groups.clamp(1, VIP_GROUPS_MAX)).map(|_| AtomicU64::new(0)).collect();
@@ -200,8 +201,8 @@ impl VipOwnership {
         }
     }
 
-    /// Whether a packet that Linux sends may leave. An advertisement of a valid lease renews it; the last one of an owner
-    /// that resigns (priority 0) ends it.
+    /// Whether a packet that Linux sends may leave. An advertisement of a valid lease renews it; the last one of an
+    /// owner that resigns (priority 0) ends it.
     pub(crate) fn may_pass<A: Address>(&self, frame: &[u8], headers: &Headers<A>, now_ns: u64) -> Option<Permission> {
         let always = Some(Permission::Always);
         let Some(election) = self.election.as_ref().filter(|_| headers.tuple.protocol == protocol::VRRP) else { return always };

@@ -8,8 +8,8 @@ use crate::wire::Tags;
 pub(crate) enum Origin {
     /// A receive queue of a port: the packet may belong to another worker.
     Port,
-    /// Another worker: the owner of the packet, a fragment for example, is determined here.
-    Met,
+    /// Another worker, which does not know the owner: this worker determines it, of a fragment for example.
+    OwnerUnknown,
     /// Another worker: the packet begins a new flow in place of one in two halves, of which this worker has one.
     Begun,
     /// Another worker, or the packets that waited here: this worker owns the packet.

@@ -1,8 +1,8 @@
 //! Capture filters: classic BPF programs (McCanne and Jacobson 1993; pcap-filter(7)), checked once and then interpreted
 //! over the bytes of frames.
 //!
-//! **Invariant:** a program ends after at most [`FILTER_INSTRUCTIONS_MAX`] instructions, because jumps lead forward only.
-//! It reads the frame and its own 16 words, and nothing else.
+//! **Invariant:** a program ends after at most [`FILTER_INSTRUCTIONS_MAX`] instructions, because jumps lead forward
+//! only. It reads the frame and its own 16 words, and nothing else.
 //!
 //! Not here: the compiler, which is libpcap in `sluicectl` (docs/internals/decisions/0053).
 
@@ -66,7 +66,7 @@ enum Operand {
     Index,
 }
 
-/// What is loaded into a register.
+/// The operand that is loaded into a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     Constant(u32),
@@ -131,7 +131,7 @@ enum Operation {
 pub struct PacketFilter(Box<[Operation]>);
 
 impl PacketFilter {
-    /// Checks a program. One without instructions matches every frame.
+    /// Checks a program. A program without instructions matches every frame.
     ///
     /// # Errors
     /// See [`FilterError`].

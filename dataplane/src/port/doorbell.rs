@@ -1,17 +1,17 @@
-//! Doorbells: how a worker, or the thread of the twins, is woken by the threads that hand something to it.
+//! Doorbells, by which threads wake a worker, or the thread of the twins, when they hand something to it.
 //!
-//! A thread arms its doorbell, polls once more, and sleeps if that poll found nothing. Whoever hands something to it
-//! rings afterwards. A ring costs a fence and a read while the thread is awake; the first ring of a sleep wakes it.
+//! A thread arms its doorbell, polls once more, and sleeps if that poll found nothing. A thread that hands something to
+//! it rings afterwards. A ring costs a fence and a read while the thread is awake; the first ring of a sleep wakes it.
 //!
-//! **Invariant:** what was handed over before a ring is seen by the poll after [`Doorbell::arm`], or the ring ends the
-//! sleep that follows. Never neither.
+//! **Invariant:** the poll after [`Doorbell::arm`] sees everything that was handed over before a ring, or the ring ends
+//! the sleep that follows.
 //!
 //! Not here: how a thread sleeps, and the system call that wakes it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Wakes one thread. Others read the flag at every ring, so it has its own pair of cache lines.
+/// Wakes one thread. Other threads read the flag at every ring, so it has its own pair of cache lines.
 #[repr(align(128))]
 pub struct Doorbell {
     armed: AtomicBool,

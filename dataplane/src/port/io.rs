@@ -9,8 +9,8 @@ use arrayvec::ArrayVec;
 
 use crate::wire::Buffer;
 
-/// Maximum number of packets in a burst: four times as many as the vector paths of DPDK's drivers handle at a time. What a
-/// poll does once is shared by many packets, and memory is waited for at the start of a burst only
+/// Maximum number of packets in a burst: four times as many as the vector paths of DPDK's drivers handle at a time.
+/// Many packets share the fixed cost of a poll, and memory is waited for at the start of a burst only
 /// (docs/internals/decisions/0078-bursts-in-parts-of-thirty-two.md).
 pub const BURST: usize = 128;
 

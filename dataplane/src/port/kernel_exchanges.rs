@@ -1,7 +1,7 @@
-//! What Linux has begun through a port: exchanges whose answers it needs, and sessions of its routing daemons.
+//! Exchanges that Linux has begun through a port and whose answers it needs, and sessions of its routing daemons.
 //!
-//! **Invariant:** no packet from outside makes an entry, and neither does a reply of Linux to one: only what Linux begins
-//! by itself does, or what a routing daemon sends to a peer that it has accepted.
+//! **Invariant:** no packet from outside makes an entry, and neither does a reply of Linux to such a packet: only an
+//! exchange that Linux begins by itself does, or a packet of a routing daemon to a peer that it has accepted.
 //!
 //! Shared by the workers: one sees what the kernel sends, another may receive the answer. A slot is one word, written
 //! whole; of two exchanges in one slot the later one is remembered, and the other is treated like any packet.
@@ -15,8 +15,8 @@ use crate::wire::{Address, Headers, Transport, Tuple, icmpv4, icmpv6, sctp_chunk
 /// Number of remembered exchanges per port: 16,384 * 4 bytes = 64 KiB. At 1,000 probes a second an entry is overwritten
 /// after 16 s, long after its answer.
 const BEGUN: usize = 16_384;
-/// Number of exchanges that others have begun lately, per port: 64 KiB. Linux gets at most 18,000 such packets a second,
-/// so one is overwritten after 0.9 s; it counts until the reply of Linux, which comes within milliseconds.
+/// Number of exchanges that others have begun lately, per port: 64 KiB. Linux gets at most 18,000 such packets a
+/// second, so one is overwritten after 0.9 s; it counts until the reply of Linux, which comes within milliseconds.
 const HEARD: usize = 16_384;
 /// Number of routing sessions per port: 4 KiB. Only Linux makes entries, a few for each peer.
 const SESSIONS: usize = 1_024;
@@ -31,8 +31,8 @@ pub(super) const BFD_MULTIHOP: u16 = 4784;
 pub(super) const ROUTING_PROTOCOLS: [u8; 3] = [88, 89, 103];
 /// Bytes of the marker of a BGP message (RFC 4271 section 4.1), which is followed by length and type.
 const BGP_MARKER: usize = 16;
-/// Types of BGP messages that only an accepted peer gets: UPDATE and KEEPALIVE (RFC 4271 section 8.2.2: KEEPALIVE answers
-/// an acceptable OPEN).
+/// Types of BGP messages that only an accepted peer gets: UPDATE and KEEPALIVE (RFC 4271 section 8.2.2: KEEPALIVE
+/// answers an acceptable OPEN).
 const BGP_ACCEPTED: [u8; 2] = [2, 4];
 
 /// An exchange that another station has begun, to be passed to [`KernelExchanges::heard`].
@@ -40,8 +40,8 @@ const BGP_ACCEPTED: [u8; 2] = [2, 4];
 pub(crate) struct ForeignExchange(u64);
 
 /// The latest exchanges that the kernel has begun: TCP connections, SCTP associations, UDP exchanges and echo requests
-/// whose first packet it sent; and sessions of its routing daemons. An outsider cannot guess their tuples, so packets of a
-/// flood do not belong to any of them.
+/// whose first packet it sent; and sessions of its routing daemons. An outsider cannot guess their tuples, so packets
+/// of a flood do not belong to any of them.
 #[derive(Debug)]
 pub(crate) struct KernelExchanges {
     seed: u64,
@@ -57,7 +57,8 @@ impl Default for KernelExchanges {
 }
 
 impl KernelExchanges {
-    /// None yet. `seed` is a random number of the process, so that no sender can choose tuples that displace others.
+    /// No exchanges yet. `seed` is a random number of the process, so that no sender can choose tuples that displace
+    /// others.
     pub(crate) fn new(seed: u64) -> Self {
         let tags = |count| (0..count).map(|_| AtomicU32::new(0)).collect();
         Self { seed, begun: tags(BEGUN), heard: tags(HEARD), sessions: tags(SESSIONS) }
@@ -97,7 +98,7 @@ impl KernelExchanges {
         if has(&self.begun, hash) { Ok(()) } else { Err(ForeignExchange(hash)) }
     }
 
-    /// Records that another station has begun an exchange with the kernel: what the kernel sends is a reply.
+    /// Records that another station has begun an exchange with the kernel: packets of the kernel in it are replies.
     pub(crate) fn heard(&self, exchange: ForeignExchange) {
         put(&self.heard, exchange.0);
     }
@@ -134,16 +135,16 @@ fn is_for_accepted_peer<A: Address>(frame: &[u8], headers: &Headers<A>) -> bool 
 
 /// Slot and tag of a hash. The tag is not 0.
 #[allow(clippy::cast_possible_truncation)] // taken apart
-fn place(tags: &[AtomicU32], hash: u64) -> Option<(&AtomicU32, u32)> {
+fn entry_of(tags: &[AtomicU32], hash: u64) -> Option<(&AtomicU32, u32)> {
     Some((tags.get((hash >> 32) as usize % tags.len().max(1))?, hash as u32 | 1))
 }
 
 fn put(tags: &[AtomicU32], hash: u64) {
-    if let Some((known, tag)) = place(tags, hash).filter(|(known, tag)| known.load(Ordering::Relaxed) != *tag) {
+    if let Some((known, tag)) = entry_of(tags, hash).filter(|(known, tag)| known.load(Ordering::Relaxed) != *tag) {
         known.store(tag, Ordering::Relaxed);
     }
 }
 
 fn has(tags: &[AtomicU32], hash: u64) -> bool {
-    place(tags, hash).is_some_and(|(known, tag)| known.load(Ordering::Relaxed) == tag)
+    entry_of(tags, hash).is_some_and(|(known, tag)| known.load(Ordering::Relaxed) == tag)
 }

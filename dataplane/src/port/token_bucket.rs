@@ -1,6 +1,6 @@
 //! A token bucket in one word, for rate limits.
 //!
-//! Not here: what is limited (`twin_rate`, `icmp::limiter`).
+//! Not here: the packets that are limited (`twin_rate`, `icmp::limiter`).
 
 /// Burst size of a tenth of a second: a token may be taken this much earlier than the rate allows.
 const BURST_NS: u64 = 100_000_000;

@@ -46,15 +46,15 @@ impl<B> TwinQueues<B> {
         }
     }
 
-    /// The same, whose memory of exchanges is hashed with this random number of the process, so that no sender can choose
-    /// exchanges that displace others.
+    /// The same queues, with a memory of exchanges that is hashed with this random number of the process, so that no
+    /// sender can choose exchanges that displace others.
     #[must_use]
     pub fn keyed(mut self, seed: u64) -> Self {
         self.begun = KernelExchanges::new(seed);
         self
     }
 
-    /// The same, with the doorbell of the twin thread.
+    /// The same queues with the doorbell of the twin thread.
     #[must_use]
     pub fn with_doorbell(self, doorbell: Option<Arc<Doorbell>>) -> Self {
         Self { doorbell, ..self }

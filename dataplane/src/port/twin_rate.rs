@@ -109,7 +109,8 @@ fn of_ip<A: Address>(
     }
 }
 
-/// The class of a packet of a routing protocol whose sender is trusted: it is on the link, or a peer of Linux's daemons.
+/// The class of a packet of a routing protocol whose sender is trusted: it is on the link, or a peer of Linux's
+/// daemons.
 fn routing_class<A: Address>(
     headers: &Headers<A>,
     exchanges: &KernelExchanges,
@@ -139,7 +140,8 @@ fn routing_class<A: Address>(
     }
 }
 
-/// Whether no router passes on packets to an address: the groups of one link (RFC 5771 section 4, RFC 4291 section 2.7).
+/// Whether no router passes on packets to an address: the groups of one link (RFC 5771 section 4, RFC 4291 section
+/// 2.7).
 const fn stays_on_link(to: IpAddr) -> bool {
     match to {
         IpAddr::V4(to) => matches!(to.octets(), [224, 0, 0, _]),
@@ -187,7 +189,7 @@ mod tests {
         }
     }
 
-    /// What the kernel has begun or answered before, by frames that it sent.
+    /// The exchanges that the kernel has begun or answered before, by frames that it sent.
     fn exchanges_after(sent: &[Packet]) -> KernelExchanges {
         let exchanges = KernelExchanges::new(7);
         for packet in sent {

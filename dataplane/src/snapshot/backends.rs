@@ -60,7 +60,7 @@ impl Backend {
     }
 }
 
-/// What the exit of a backend is made from.
+/// The inputs of the exit of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ExitSource {
     /// [`BackendId::without_frontend`] of a backend that is steady ([`Backend::is_steady`]), otherwise 0.
@@ -97,11 +97,11 @@ impl Piece {
 
     /// Changes the entry of a slot. Returns whether its exit must be made again.
     fn change(&mut self, slot: u32, change: impl FnOnce(&mut Option<Backend>)) -> bool {
-        let place = slot as usize % PIECE;
-        let backend = &mut self.backends[place];
+        let index = slot as usize % PIECE;
+        let backend = &mut self.backends[index];
         change(backend);
         let now = backend.as_ref().map_or_else(ExitSource::default, |backend| ExitSource::of(slot, backend));
-        std::mem::replace(&mut self.sources[place], now) != now
+        std::mem::replace(&mut self.sources[index], now) != now
     }
 }
 
@@ -153,7 +153,7 @@ impl BackendTable {
         while self.pieces.len() <= piece {
             self.pieces.push(Arc::new(Piece::new()));
         }
-        if Arc::make_mut(&mut self.pieces[piece]).change(slot, |place| *place = backend) {
+        if Arc::make_mut(&mut self.pieces[piece]).change(slot, |entry| *entry = backend) {
             self.changed.push(slot);
         }
     }
@@ -162,8 +162,8 @@ impl BackendTable {
     pub(crate) fn update(&mut self, slot: u32, differs: impl Fn(&Backend) -> bool, change: impl FnOnce(&mut Backend)) {
         let Some(piece) = self.pieces.get_mut(slot as usize / PIECE) else { return };
         if piece.backends[slot as usize % PIECE].as_ref().is_some_and(differs) {
-            let has_changed = Arc::make_mut(piece).change(slot, |place| {
-                if let Some(backend) = place {
+            let has_changed = Arc::make_mut(piece).change(slot, |entry| {
+                if let Some(backend) = entry {
                     change(backend);
                 }
             });

@@ -56,8 +56,8 @@ impl EarlierTable {
     }
 }
 
-/// The binary logarithm of an age plus [`YOUNGEST`], in units of 2^-16; linear between powers of two, so that it takes no
-/// floating point. Ages above [`HORIZON`] count as that.
+/// The binary logarithm of an age plus [`YOUNGEST`], in units of 2^-16; linear between powers of two, so that it takes
+/// no floating point. Ages above [`HORIZON`] count as that.
 fn age_weight(age: Ticks) -> u32 {
     let bounded = age.0.min(Ticks::from(HORIZON).0) + Ticks::from(YOUNGEST).0;
     let exponent = bounded.ilog2();
@@ -79,8 +79,8 @@ impl EarlierTables {
         Self { tables: tables.into_iter().map(Arc::new).collect(), grace: grace.into() }
     }
 
-    /// The tables that are still asked at `now_ns` and were replaced after `forgotten_ns`, and `replaced`, the table that
-    /// is replaced now. If there are too many, the one whose period counts least is left out.
+    /// The tables that are still asked at `now_ns` and were replaced after `forgotten_ns`, and `replaced`, the table
+    /// that is replaced now. If there are too many, the one whose period counts least is left out.
     pub(crate) fn with(&self, replaced: Option<EarlierTable>, forgotten_ns: Option<u64>, grace: Duration, now_ns: u64) -> Self {
         let stays = |table: &&Arc<EarlierTable>| table.over_ns() > now_ns && forgotten_ns.is_none_or(|ns| table.until_ns > ns);
         let mut tables: Vec<Arc<EarlierTable>> = replaced.map(Arc::new).into_iter().collect();
@@ -122,7 +122,7 @@ impl EarlierTables {
             let (Some(id), until) = (table.choose(hash), now.since(Tick::at(table.until_ns))) else { continue };
             let is_alive = |backend: &Backend| backend.failing.is_none() && (!backend.removed || until < self.grace);
             if candidates.has(id) || backends.get(id).is_some_and(is_alive) {
-                // What was before the oldest table is not known. It probably was no different.
+                // The table before the oldest one is not known. It probably was no different.
                 let since = if at == oldest { Ticks::from(HORIZON) } else { now.since(Tick::at(table.since_ns)) };
                 candidates.add(id, since, until);
             }
@@ -145,11 +145,11 @@ impl Candidates {
     /// Adds a period, by the ages of its beginning and its end.
     fn add(&mut self, id: BackendId, since: Ticks, until: Ticks) {
         let weight = age_weight(since).saturating_sub(age_weight(until));
-        for place in &mut self.found {
-            match place {
+        for entry in &mut self.found {
+            match entry {
                 Some((candidate, sum)) if *candidate == id => *sum += weight,
                 Some(_) => continue,
-                None => *place = Some((id, weight)),
+                None => *entry = Some((id, weight)),
             }
             return;
         }

@@ -21,10 +21,10 @@ pub struct FamilyTables<A> {
     pub(crate) roles: Arc<AddressRoles<A>>,
     /// The frontend that a backend of mode `dnat` answers for, by the backend's address, port and protocol; `None` for
     /// a backend behind more than one.
-    pub(crate) fronts: Arc<HashMap<FrontendKey<A>, Option<Front<A>>, TableHash>>,
-    /// Indexed by port, then by VLAN link.
+    pub(crate) dnat_frontends: Arc<HashMap<FrontendKey<A>, Option<DnatFrontend<A>>, TableHash>>,
+    /// SNAT addresses by port, then by VLAN link.
     pub(crate) snat: Arc<[Box<[SnatAddress<A>]>]>,
-    /// The same by VIP group; `None` where this gateway has all of them for itself.
+    /// SNAT addresses by VIP group; `None` where this gateway has all of them for itself.
     pub(crate) snat_groups: Option<Arc<SnatGroups<A>>>,
     /// The tables that determine the owners of packets.
     pub(crate) steering: Arc<SteeringTable<A>>,
@@ -34,7 +34,14 @@ impl<A: Address> FamilyTables<A> {
     /// Tables without frontends.
     pub(crate) fn new(roles: AddressRoles<A>, snat: Arc<[Box<[SnatAddress<A>]>]>) -> Self {
         let steering = Arc::new(SteeringTable::new(snat.iter().flatten().map(|snat| snat.address)));
-        Self { frontends: Arc::default(), fronts: Arc::default(), roles: Arc::new(roles), snat, snat_groups: None, steering }
+        Self {
+            frontends: Arc::default(),
+            dnat_frontends: Arc::default(),
+            roles: Arc::new(roles),
+            snat,
+            snat_groups: None,
+            steering,
+        }
     }
 }
 
@@ -49,7 +56,7 @@ pub(crate) struct FrontendAt {
 
 /// The frontend that a backend of mode `dnat` answers for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Front<A> {
+pub struct DnatFrontend<A> {
     /// The frontend's address.
     pub vip: A,
     /// The frontend's port.
@@ -103,8 +110,8 @@ impl<A: Address> AddressRoles<A> {
 
     #[inline]
     pub(crate) fn of(&self, address: A) -> AddressRole {
-        if let Some(&place) = self.exact.get(&address) {
-            return place;
+        if let Some(&role) = self.exact.get(&address) {
+            return role;
         }
         let after = self.pools.partition_point(|&(first, _)| first <= address);
         match after.checked_sub(1).map(|at| self.pools[at]) {

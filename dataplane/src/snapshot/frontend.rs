@@ -42,13 +42,13 @@ pub struct Frontend {
 pub(crate) struct Affinity {
     table: Arc<AffinityTable>,
     timeout: Ticks,
-    /// Backends that take new flows, each behind the one that is remembered for it, by the slots of these. Where the ports
-    /// of a service share their clients, that is the service's first backend at the same address, otherwise itself. `None`:
-    /// only other ports have one at the address.
+    /// Backends that take new flows, each behind the one that is remembered for it, by the slots of these. Where the
+    /// ports of a service share their clients, that is the service's first backend at the same address, otherwise
+    /// itself. `None`: only other ports have one at the address.
     taking: Box<[Taking]>,
 }
 
-/// What is remembered of a client, and its backend.
+/// The backend that is remembered of a client, and the backend that its new flows go to.
 type Taking = (BackendId, Option<BackendId>);
 
 impl Affinity {
@@ -60,23 +60,24 @@ impl Affinity {
         Self { table, timeout: timeout.into(), taking: taking.into() }
     }
 
-    /// Whether two affinities remember the same of clients.
+    /// Whether two affinities remember the same backends of clients.
     pub(crate) fn are_as(one: Option<&Self>, other: Option<&Self>) -> bool {
         one.map(|affinity| &affinity.taking) == other.map(|affinity| &affinity.taking)
     }
 
-    /// What is remembered, with its full generation, of which the affinity table stores only some bits, and the backend.
+    /// The remembered backend with its full generation, of which the affinity table stores only some bits, and the
+    /// backend of new flows.
     fn find(&self, remembered: BackendId) -> Option<Taking> {
         let at = self.taking.binary_search_by_key(&remembered.slot, |(known, _)| known.slot).ok()?;
         self.taking.get(at).copied().filter(|(known, _)| AffinityTable::is(remembered, *known))
     }
 
-    /// The backend of a client of which this is remembered.
+    /// The backend of a client of which this backend is remembered.
     fn keeps(&self, remembered: BackendId) -> Option<BackendId> {
         self.find(remembered).and_then(|(_, backend)| backend)
     }
 
-    /// What is remembered of a client with this backend, if the backend takes new flows.
+    /// The backend to remember of a client with this backend, if the backend takes new flows.
     fn remembers(&self, backend: BackendId) -> Option<BackendId> {
         let itself = self.find(backend).filter(|(_, own)| *own == Some(backend));
         let found = itself.or_else(|| self.taking.iter().find(|(_, own)| *own == Some(backend)).copied());
@@ -154,8 +155,8 @@ impl Frontend {
         self.affinity.is_none() && matches!(self.schedule, Schedule::Hash)
     }
 
-    /// The backend for a packet that has no flow and does not create one: what affinity remembers, otherwise the Maglev
-    /// table's choice, which is the same on every gateway, whatever the scheduler.
+    /// The backend for a packet that has no flow and does not create one: the backend that affinity remembers,
+    /// otherwise the choice of the Maglev table, which is the same on every gateway, whatever the scheduler.
     #[must_use]
     #[inline]
     pub fn choose_by_hash<A: Address>(&self, tuple: &Tuple<A>) -> Option<BackendId> {
@@ -163,14 +164,15 @@ impl Frontend {
         self.recalled(hash).or_else(|| self.hashed(hash))
     }
 
-    /// The same of a frontend without affinity.
+    /// As [`Frontend::choose_by_hash`], of a frontend without affinity.
     #[inline(always)]
     pub(crate) fn hashed_backend<A: Address>(&self, tuple: &Tuple<A>) -> Option<BackendId> {
         self.hashed(self.hash_of(tuple))
     }
 
     /// The backend for a packet of a flow that began before this gateway knew it, in a mode in which that flow may
-    /// continue (FORWARDING 4): what affinity remembers, otherwise the choice among the current and earlier tables.
+    /// continue (FORWARDING 4): the backend that affinity remembers, otherwise the choice among the current and earlier
+    /// tables.
     #[must_use]
     pub(crate) fn choose_mid_stream<A: Address>(
         &self,
@@ -190,8 +192,9 @@ impl Frontend {
         affinity.table.kept(self.hash_of(tuple), now, |id| affinity.keeps(id))
     }
 
-    /// Remembers the backend of a flow that was confirmed, and whose client's packets have this tuple, unless the client has
-    /// another one that takes new flows, perhaps on other ports; either is kept for the timeout from now on. Without affinity it does nothing.
+    /// Remembers the backend of a flow that was confirmed, and whose client's packets have this tuple, unless the
+    /// client has another one that takes new flows, perhaps on other ports; either is kept for the timeout from now on.
+    /// Without affinity it does nothing.
     pub(crate) fn confirmed<A: Address>(&self, tuple: &Tuple<A>, backend: BackendId, now: Tick) {
         if let Some(affinity) = &self.affinity {
             let (keeps, new) = (|id| affinity.find(id).map(|(known, _)| known), || affinity.remembers(backend));
@@ -199,8 +202,8 @@ impl Frontend {
         }
     }
 
-    /// Remembers the backend of a flow that the client of this tuple has begun through another gateway. Without affinity
-    /// it does nothing.
+    /// Remembers the backend of a flow that the client of this tuple has begun through another gateway. Without
+    /// affinity it does nothing.
     pub(crate) fn remember<A: Address>(&self, tuple: &Tuple<A>, backend: BackendId, now: Tick) {
         if let Some(affinity) = &self.affinity {
             let known = affinity.remembers(backend).unwrap_or(backend);
@@ -297,24 +300,24 @@ pub struct ServiceView {
 pub struct FrontendView {
     /// Its protocol.
     pub protocol: Protocol,
-    /// Where clients reach it.
-    pub place: FrontendPlace,
+    /// The address at which clients reach it.
+    pub address: FrontendAddress,
     /// The port of the Service.
     pub port: u16,
     /// Its traffic.
     pub counters: Arc<FrontendCounters>,
 }
 
-/// Where clients reach a frontend.
+/// The address at which clients reach a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FrontendPlace {
+pub enum FrontendAddress {
     /// At a VIP and a port.
     Vip(SocketAddr),
     /// At this port of every address for node ports, of both families.
     NodePort(u16),
 }
 
-impl fmt::Display for FrontendPlace {
+impl fmt::Display for FrontendAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Vip(at) => write!(f, "{at}"),

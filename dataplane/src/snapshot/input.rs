@@ -55,8 +55,8 @@ pub struct Config {
     /// SNAT addresses of both families.
     pub snat: Vec<IpAddr>,
     /// Whether SNAT addresses belong to VIP groups and move with them: the n-th of a family to group n. All gateways of
-    /// the fleet have the same ones in the same order. Those beyond the number of groups are this gateway's own. Without
-    /// an election it has no effect.
+    /// the fleet have the same addresses in the same order. Addresses beyond the number of groups are this gateway's
+    /// own. Without an election it has no effect.
     pub shared_snat: bool,
     /// Addresses on which node ports are served.
     pub node_port_addresses: Vec<IpAddr>,
@@ -70,7 +70,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// What may change later.
+    /// The part that may change while the gateway runs.
     #[must_use]
     pub fn tunables(&self) -> Tunables {
         let Self { snat, node_port_addresses, flows, targets_max, .. } = self;
@@ -82,7 +82,7 @@ impl Config {
 /// The part of the configuration that may change while the gateway runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tunables {
-    /// SNAT addresses of both families: those of before in the same order, then others.
+    /// SNAT addresses of both families: the addresses of before in the same order, then others.
     pub snat: Vec<IpAddr>,
     /// Addresses on which node ports are served.
     pub node_port_addresses: Vec<IpAddr>,
@@ -157,8 +157,8 @@ pub struct Network {
     /// How often each port has moved to another cable (a bond to another member), indexed by port; 0 past the end. The
     /// addresses that it answers for are announced again after each move, so that switches learn the new location.
     pub moves: Vec<u64>,
-    /// The kernel's indices of the interfaces behind the links, ascending. `None`: the kernel's tables have not been read
-    /// yet, so a route that is missing may still come.
+    /// The kernel's indices of the interfaces behind the links, ascending. `None`: the kernel's tables have not been
+    /// read yet, so a route that is missing may still come.
     pub interfaces: Option<Vec<u32>>,
 }
 
@@ -185,7 +185,7 @@ impl OwnedGroups {
     }
 }
 
-/// Of the VIPs of `l2` pools, those for which this gateway answers. By default all.
+/// The VIPs of `l2` pools for which this gateway answers. By default all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VipAnswers {
     /// `None`: there is no election, and it owns every group.
@@ -211,11 +211,12 @@ impl VipAnswers {
     }
 }
 
-/// Backends of services. In an `Arc` a copy is free, and so is the comparison of two copies: they may name all backends.
+/// Backends of services. In an `Arc` a copy is free, and so is the comparison of two copies: they may name all
+/// backends.
 pub type BackendsByService = BTreeMap<ServiceName, HashSet<(Protocol, SocketAddr)>>;
 
-/// The backends that fail their probes, and those that have passed one. All others are usable, if their service does not
-/// want them unhealthy at first.
+/// The backends that fail their probes, and those that have passed one. All others are usable, if their service does
+/// not want them unhealthy at first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// Backends, by protocol and address, that fail for every service that lists them and probes.

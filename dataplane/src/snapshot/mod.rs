@@ -20,10 +20,10 @@ mod tunnels;
 pub use backends::Backend;
 pub(crate) use backends::{BackendTable, ExitsOfFlows};
 pub(crate) use earlier::{EarlierTable, EarlierTables};
-pub use family::{AddressRole, FamilyTables, Front};
+pub use family::{AddressRole, DnatFrontend, FamilyTables};
 pub(crate) use family::{AddressRoles, FrontendAt};
 pub(crate) use frontend::{Affinity, Policy};
-pub use frontend::{BackendView, Frontend, FrontendPlace, FrontendView, PortView, ServiceView};
+pub use frontend::{BackendView, Frontend, FrontendAddress, FrontendView, PortView, ServiceView};
 pub use input::{
     BackendsByService, Config, GUE_PORT, Health, Neighbour, Network, OwnedGroups, PortConfig, Route, Tunables, Tunnel,
     VipAnswers, VlanLink,

@@ -6,7 +6,7 @@
 //!
 //! **Invariant:** the first range begins at address 0, so every address is in a range.
 //!
-//! Not here: what the values mean (`routes`).
+//! Not here: the meaning of the values (`routes`).
 
 use crate::wire::Address;
 

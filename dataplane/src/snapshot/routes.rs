@@ -34,13 +34,13 @@ pub struct NextHop {
     pub address: IpAddr,
 }
 
-/// How packets leave towards a next hop with a known Ethernet address: all that a hit needs of next hop and port, and of
-/// the backend behind it. 32 bytes, half a cache line.
+/// How packets leave towards a next hop with a known Ethernet address: all that a hit needs of next hop and port, and
+/// of the backend behind it. 32 bytes, half a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(32))]
 pub struct Exit {
-    /// Ethernet addresses as they stand in a frame: that of the next hop, then that of the port. Behind a group of next hops
-    /// instead the number of the group, in the first four bytes.
+    /// Ethernet addresses as they stand in a frame: that of the next hop, then that of the port. Behind a group of next
+    /// hops instead the number of the group, in the first four bytes.
     addresses: [u8; 12],
     /// MTU of the link, bytes.
     pub mtu: u16,
@@ -65,7 +65,7 @@ impl Exit {
         Self { addresses: [0; 12], mtu: 0, port: PortIndex(0), link_bytes: 0, tags: [0; 8], link: Link::NONE, backend: 0 };
     /// The backend is its own next hop.
     const ON_LINK: u32 = 1;
-    /// The backend is behind a group of next hops. No packet takes the exit; [`Exit::group`] tells the group.
+    /// The backend is behind a group of next hops. No packet takes the exit; [`Exit::group`] is the group.
     const BEHIND_GROUP: u32 = 2;
 
     /// The exit by a link of a port, towards the next hop with this Ethernet address.
@@ -90,7 +90,7 @@ impl Exit {
         routes.exit(next_hop).unwrap_or(&Self::NOWHERE).towards(backend, on_link)
     }
 
-    /// The same exit, as that towards a backend.
+    /// The same exit towards a backend.
     pub(super) fn towards(self, backend: u32, on_link: bool) -> Self {
         Self { backend: backend | if on_link { Self::ON_LINK } else { 0 }, ..self }
     }
@@ -114,7 +114,8 @@ impl Exit {
         self.backend & Self::ON_LINK != 0
     }
 
-    /// The MTU (bits 0 to 15), the port (16 to 23) and the bytes of the Ethernet header (24 to 31), which one load reads.
+    /// The MTU (bits 0 to 15), the port (16 to 23) and the bytes of the Ethernet header (24 to 31), which one load
+    /// reads.
     #[inline(always)]
     pub(crate) fn measures(&self) -> u32 {
         u32::from(self.mtu) | u32::from(self.port.0) << 16 | u32::from(self.link_bytes) << 24
@@ -165,8 +166,8 @@ impl Exit {
     #[inline(never)]
     fn write_tags(&self, frame: &mut [u8]) {
         let tags = self.link_bytes().saturating_sub(Ethernet::BYTES.into()).min(self.tags.len());
-        if let Some(place) = frame.get_mut(12..12 + tags) {
-            place.copy_from_slice(&self.tags[..tags]);
+        if let Some(bytes) = frame.get_mut(12..12 + tags) {
+            bytes.copy_from_slice(&self.tags[..tags]);
         }
     }
 }
@@ -231,9 +232,9 @@ pub(crate) struct Routes {
     pub(crate) epoch: u32,
     pub(crate) v4: Arc<Prefixes<u32, RouteTarget>>,
     pub(crate) v6: Arc<Prefixes<u128, RouteTarget>>,
-    /// Those of `v4`.
+    /// The routers of clients by the routes of `v4`.
     pub(crate) client_routers: Arc<ClientRouters>,
-    /// Those of `client_routers`, see [`Routes::find_router_exits`].
+    /// The exits towards `client_routers`, see [`Routes::find_router_exits`].
     pub(crate) router_exits: Arc<RouterExits>,
     /// Indexed by slot; `None` where the slot is free.
     pub(crate) next_hops: Vec<Option<NextHop>>,
@@ -245,22 +246,22 @@ pub(crate) struct Routes {
     pub(crate) down: Vec<PortIndex>,
     /// Names of the devices of [`RouteTarget::Elsewhere`].
     pub(crate) devices: Arc<BTreeMap<u32, String>>,
-    /// The first choices in all groups, see [`Routes::find_ways`].
-    pub(crate) ways: Arc<GroupWays>,
+    /// The first choices in all groups, see [`Routes::find_first_choices`].
+    pub(crate) first_choices: Arc<FirstChoices>,
 }
 
-/// The first choices of flows in all groups, for those who cannot wait for a second one.
+/// The first choices of flows in all groups, for the fast path, which does not look for a second choice.
 #[derive(Debug, Default)]
-pub(crate) struct GroupWays {
+pub(crate) struct FirstChoices {
     /// For each group and entry of its table: the slot, or [`UNRESOLVED`] where the member is not usable.
     slots: Box<[u32]>,
     /// For each group: the links of its members, as far as their exits are known, each once.
     links: Box<[Box<[Link]>]>,
 }
 
-impl GroupWays {
-    /// The slot of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when that is not usable,
-    /// and for what is not a group.
+impl FirstChoices {
+    /// The slot of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when the member is not
+    /// usable, and for a next hop that is no group.
     #[inline(always)]
     pub(crate) fn slot(&self, next_hop: u32, hash: u64) -> u32 {
         let entry = (next_hop ^ GROUP) as usize * GROUP_TABLE as usize + reduce(hash, GROUP_TABLE) as usize;
@@ -304,7 +305,7 @@ pub(crate) struct ClientExits<'s> {
 }
 
 impl<'s> ClientExits<'s> {
-    /// The exit towards a client whose address stands so in packets; `None` if its router is not known here.
+    /// The exit towards a client, by its address in wire order; `None` if its router is not known here.
     #[inline(always)]
     pub(crate) fn get(self, client: u32) -> Option<&'s Exit> {
         match self.numbers.of(client) {
@@ -347,8 +348,8 @@ impl Routes {
         self.by(self.target_of(address), address)
     }
 
-    /// As [`Routes::to`], with the first and the last address around this one that are behind the same router or routers, if
-    /// it is behind any.
+    /// As [`Routes::to`], with the first and the last address around this one that are behind the same router or
+    /// routers, if it is behind any.
     #[inline]
     pub(crate) fn to_range<A: Address>(&self, address: A) -> (Option<(A, A)>, RouteTo) {
         let (range, target) = A::of(self).get_range(address).unzip();
@@ -438,7 +439,7 @@ impl Routes {
     }
 
     /// Works out the first choices in all groups, from the exits and ports without link.
-    pub(crate) fn find_ways(&mut self) {
+    pub(crate) fn find_first_choices(&mut self) {
         let usable = |slot: Option<&u32>| slot.copied().filter(|slot| self.is_usable(*slot)).unwrap_or(UNRESOLVED);
         let slots = self.groups.iter().flat_map(|group| {
             let member = |entry: u32| group.members.get(usize::from(*group.table.entries().get(entry as usize)?));
@@ -448,14 +449,14 @@ impl Routes {
             let links: BTreeSet<_> = group.members.iter().filter_map(|slot| Some(self.exit(*slot)?.link)).collect();
             links.into_iter().collect()
         });
-        self.ways = Arc::new(GroupWays { slots: slots.collect(), links: links.collect() });
+        self.first_choices = Arc::new(FirstChoices { slots: slots.collect(), links: links.collect() });
     }
 
     /// The slot of a next hop, or of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when
     /// that is not usable.
     #[inline(always)]
     pub(crate) fn slot_of(&self, next_hop: u32, hash: u64) -> u32 {
-        if next_hop & GROUP == 0 { next_hop } else { self.ways.slot(next_hop, hash) }
+        if next_hop & GROUP == 0 { next_hop } else { self.first_choices.slot(next_hop, hash) }
     }
 
     /// The Ethernet address of a neighbour, if it is known.
@@ -477,8 +478,8 @@ impl Routes {
     }
 }
 
-/// The routes of a snapshot without next hops, for tasks beside the workers, which must not keep a snapshot alive. A copy is
-/// free. Whether the Ethernet address of a next hop is known changes more often, and is not in it.
+/// The routes of a snapshot without next hops, for tasks beside the workers, which must not keep a snapshot alive. A
+/// copy is free. Whether the Ethernet address of a next hop is known changes more often, and is not in it.
 #[derive(Clone, Debug)]
 pub struct RouteLookup {
     v4: Arc<Prefixes<u32, RouteTarget>>,

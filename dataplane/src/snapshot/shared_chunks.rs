@@ -33,8 +33,8 @@ impl<T: Clone> Pieces<T> {
     pub(crate) fn set(&mut self, position: usize, entry: T) {
         let at = position % PIECE;
         let piece = self.0.get_mut(position / PIECE).filter(|piece| at < piece.len());
-        if let Some(place) = piece.and_then(|piece| Arc::make_mut(piece).get_mut(at)) {
-            *place = entry;
+        if let Some(element) = piece.and_then(|piece| Arc::make_mut(piece).get_mut(at)) {
+            *element = entry;
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The SNAT addresses of one family where the first ones belong to VIP groups, one to each
-//! (docs/internals/decisions/0060-shadow-flows.md). Those beyond are the gateway's own, and never move.
+//! (docs/internals/decisions/0060-shadow-flows.md). Further addresses are the gateway's own, and never move.
 //!
 //! **Invariant:** a new flow to a VIP of a group gets a SNAT address of the same group, so that both move together to
 //! another gateway.
 //!
-//! Not here: which groups this gateway owns.
+//! Not here: the groups that this gateway owns.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use proto::{Generation, ProbeTags, Protocol, Refusal, ServiceName};
 
 use super::backends::{Backend, BackendTable};
-use super::family::{AddressRole, FamilyTables, Front};
+use super::family::{AddressRole, DnatFrontend, FamilyTables};
 use super::frontend::{Frontend, PortView, ServiceView};
 use super::input::{OwnedGroups, PortConfig};
 use super::routes::{Exit, NextHop, RouteLookup, RouteTo, Routes};
@@ -210,9 +210,9 @@ impl Snapshot {
     /// `None`: it may answer for one of several frontends.
     #[must_use]
     #[inline]
-    pub fn front<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<Option<Front<A>>> {
-        let fronts = &A::of(self).fronts;
-        if fronts.is_empty() { None } else { fronts.get(&FrontendKey { address, port, protocol }).copied() }
+    pub fn dnat_frontend<A: Address>(&self, address: A, protocol: u8, port: u16) -> Option<Option<DnatFrontend<A>>> {
+        let frontends = &A::of(self).dnat_frontends;
+        if frontends.is_empty() { None } else { frontends.get(&FrontendKey { address, port, protocol }).copied() }
     }
 
     /// The backend, if it still exists: alive or draining.
@@ -236,8 +236,8 @@ impl Snapshot {
         A::of(self).roles.of(address)
     }
 
-    /// The first and the last address around this one that are of clients: without a role, neither martian nor link-local.
-    /// `None` if this one is not.
+    /// The first and the last address around this one that are of clients: without a role, neither martian nor
+    /// link-local. `None` if this one is not.
     #[must_use]
     pub(crate) fn clients_around<A: Address>(&self, address: A) -> Option<(A, A)> {
         A::of(self).roles.clients_around(address)
@@ -262,9 +262,9 @@ impl Snapshot {
         self.routes.to(address)
     }
 
-    /// Whether a station with these addresses is on this link: its address is in a prefix of the link or link-local, and
-    /// Linux knows it by this Ethernet address. A packet that a router passed on carries that of the router, also if a
-    /// stranger forged an address of the link that nobody has.
+    /// Whether a station with these addresses is on this link: its address is in a prefix of the link or link-local,
+    /// and Linux knows it by this Ethernet address. A packet that a router passed on carries that of the router, also
+    /// if a stranger forged an address of the link that nobody has.
     pub(crate) fn is_on_link(&self, link: Link, address: IpAddr, mac: Mac) -> bool {
         self.routes.is_on_link(link, address) && self.routes.mac_of(link, address) == Some(mac)
     }
@@ -361,8 +361,8 @@ impl Snapshot {
         }
     }
 
-    /// The same where SNAT addresses belong to groups, or for a VLAN. Not inlined, so that other gateways do not pay for
-    /// it.
+    /// As [`Snapshot::snat`], where SNAT addresses belong to groups, or for a VLAN. Not inlined, so that other gateways
+    /// do not pay for it.
     #[inline(never)]
     fn snat_of_group<A: Address>(&self, link: Link, vip: A) -> &[SnatAddress<A>] {
         let position = match link.is_tagged() {
@@ -376,8 +376,8 @@ impl Snapshot {
         }
     }
 
-    /// The VIP group of an address, if gateways elect its owner: a VIP that is not announced to routers. `None` where SNAT
-    /// addresses do not belong to groups.
+    /// The VIP group of an address, if gateways elect its owner: a VIP that is not announced to routers. `None` where
+    /// SNAT addresses do not belong to groups.
     fn group_of_vip<A: Address>(&self, address: A) -> Option<u8> {
         let groups = A::of(self).snat_groups.as_ref()?;
         if self.role(address) == AddressRole::Vip { groups.flows().group_of_vip(address) } else { None }
@@ -396,8 +396,8 @@ impl Snapshot {
         }
     }
 
-    /// The VIP group of a SNAT address. `None` where SNAT addresses do not belong to groups, and for one of this gateway's
-    /// own.
+    /// The VIP group of a SNAT address. `None` where SNAT addresses do not belong to groups, and for one of this
+    /// gateway's own.
     #[must_use]
     pub(crate) fn group_of_snat<A: Address>(&self, address: A) -> Option<u8> {
         A::of(self).snat_groups.as_ref()?.flows().group_of_snat(address)
@@ -409,8 +409,8 @@ impl Snapshot {
         self.groups.is_some_and(|owned| self.group_of(address).is_some_and(|group| !owned.has(group)))
     }
 
-    /// The VIP group of a VIP or a SNAT address. `None` where SNAT addresses do not belong to groups, and where no election
-    /// moves the address.
+    /// The VIP group of a VIP or a SNAT address. `None` where SNAT addresses do not belong to groups, and where no
+    /// election moves the address.
     pub(crate) fn group_of<A: Address>(&self, address: A) -> Option<u8> {
         self.group_of_snat(address).or_else(|| self.group_of_vip(address))
     }
@@ -434,7 +434,7 @@ impl Snapshot {
         &self.announced.by_address
     }
 
-    /// The same list with the order by age.
+    /// The announced addresses with their order by age.
     pub(crate) const fn all_announced(&self) -> &Announced {
         &self.announced
     }
@@ -444,8 +444,8 @@ impl Snapshot {
         &self.lost
     }
 
-    /// VIPs of `routed` pools, which a routing daemon announces to routers, each with the prefix by which it is announced.
-    /// Sorted.
+    /// VIPs of `routed` pools, which a routing daemon announces to routers, each with the prefix by which it is
+    /// announced. Sorted.
     #[must_use]
     pub fn routed(&self) -> &[(IpAddr, IpNet)] {
         &self.routed

@@ -85,7 +85,7 @@ impl Tunnels {
         of_port(&self.v4, port)
     }
 
-    /// The same of IPv6 tunnels.
+    /// The sources of IPv6 tunnels through a port, as [`Tunnels::sources_v4`].
     #[inline(always)]
     pub(crate) fn sources_v6(&self, port: PortIndex) -> &[Ipv6Addr] {
         of_port(&self.v6, port)

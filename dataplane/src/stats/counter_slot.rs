@@ -1,8 +1,8 @@
-//! Where a flow and its packets are counted: by backend and frontend.
+//! The position of the counters of a flow and its packets: by backend and frontend.
 //!
 //! The frontends of a Service that lead to one backend (other ports, several VIPs, a node port) have different numbers.
-//! A flow carries the number of its frontend beside its backend, so that the two are one index, and counting by frontend
-//! costs a packet no further memory access (docs/internals/decisions/0066-counters-by-frontend.md).
+//! A flow carries the number of its frontend beside its backend, so that the two are one index, and counting by
+//! frontend costs a packet no further memory access (docs/internals/decisions/0066-counters-by-frontend.md).
 //!
 //! Not here: which frontend has which number (`compiler`).
 
@@ -44,8 +44,8 @@ impl FrontendNumber {
     }
 }
 
-/// The numbers by which flows to the backends of a Service may be counted: those of its frontends, and none. The compiler
-/// changes them, schedulers read them.
+/// The numbers by which flows to the backends of a Service may be counted: the numbers of its frontends, and 0. The
+/// compiler changes them, schedulers read them.
 #[derive(Debug)]
 pub(crate) struct FrontendNumberSet(AtomicU16);
 
@@ -74,8 +74,8 @@ impl FrontendNumberSet {
     }
 }
 
-/// Index of the counters of a backend and a frontend. Those of one number are side by side, so that the numbers that no
-/// Service needs use no memory.
+/// Index of the counters of a backend and a frontend. The counters of one number are side by side, so that the numbers
+/// that no Service needs use no memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CounterSlot(u32);
 

@@ -44,8 +44,8 @@ impl Counter {
 /// counts with the backend that the snapshot names.
 ///
 /// Not aligned to a cache line: memory that is never written is free only if it comes from `calloc`, which aligns to 16
-/// bytes. What packets and new flows write comes first; in a mapping of glibc, which starts with 16 bytes of its own,
-/// these 48 bytes lie in one line.
+/// bytes. The fields that packets and new flows write come first; in a mapping of glibc, which starts with 16 bytes of
+/// its own, these 48 bytes lie in one line.
 #[derive(Debug, Default, FromZeros)]
 #[repr(C)]
 pub struct BackendCounters {
@@ -186,7 +186,7 @@ impl WorkerCounters {
         &self.slots.0[slot.index()]
     }
 
-    /// One count of the backend in a slot, over all frontends.
+    /// A count of the backend in a slot, over all frontends.
     #[must_use]
     pub fn sum_of(&self, backend_slot: u32, of: impl Fn(&BackendCounters) -> u64) -> u64 {
         let numbers = 0..=u32::from(self.highest_number.load(Ordering::Relaxed));
@@ -200,8 +200,8 @@ impl WorkerCounters {
         not_negative(self.sum_of(backend_slot, |counters| counters.flows.get()))
     }
 
-    /// Number of flows of the backend in a slot on this worker, by the frontends with these numbers: each takes a line of
-    /// memory.
+    /// Number of flows of the backend in a slot on this worker, by the frontends with these numbers: each takes a line
+    /// of memory.
     pub(crate) fn flows_by(&self, backend_slot: u32, numbers: &FrontendNumberSet) -> u64 {
         let flows = numbers.iter().map(|number| self.at(CounterSlot::new(backend_slot, number)).flows.get());
         not_negative(flows.fold(0, u64::wrapping_add))
@@ -250,8 +250,8 @@ impl WorkerCounters {
     }
 
     /// Prepares for flows of a backend and a frontend, before any worker knows of them: the memory is there when the
-    /// first packet is counted, and [`WorkerCounters::sum_of`] counts the number. Called by the compiler, whose exchange
-    /// of 0 for 0 changes nothing.
+    /// first packet is counted, and [`WorkerCounters::sum_of`] counts the number. Called by the compiler, whose
+    /// exchange of 0 for 0 changes nothing.
     pub(crate) fn prepare(&self, backend_slot: u32, frontend: FrontendNumber) {
         self.highest_number.fetch_max(frontend.get(), Ordering::Relaxed);
         self.at(CounterSlot::new(backend_slot, frontend)).flows.touch();

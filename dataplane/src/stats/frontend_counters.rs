@@ -1,7 +1,7 @@
 //! The traffic of one frontend of a Service, over its backends and all workers.
 //!
-//! Workers count by backend and frontend. A frontend remembers which backends it has, and what those counted that are
-//! gone, so that its totals do not fall when a backend goes.
+//! Workers count by backend and frontend. A frontend remembers its backends, and the counts of backends that are gone,
+//! so that its totals do not fall when a backend goes.
 //!
 //! **Invariants:** a frontend begins at 0, whatever its slots counted before. Of two frontends with one number at most
 //! one has the same backend.
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::counter_slot::{CounterSlot, FrontendNumber};
 use super::counters::{BackendCounters, WorkerCounters, not_negative};
 
-/// What a frontend counted.
+/// The counts of a frontend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrontendTotals {
     /// Packets towards backends.
@@ -48,7 +48,7 @@ impl FrontendTotals {
         }
     }
 
-    /// The same by `of` of each two counts.
+    /// The counts of both, combined by `of`.
     fn with(&self, other: &Self, of: fn(u64, u64) -> u64) -> Self {
         Self {
             packets_to_backends: of(self.packets_to_backends, other.packets_to_backends),
@@ -68,7 +68,7 @@ impl FrontendTotals {
 struct Members {
     /// Their slots, sorted.
     slots: Vec<u32>,
-    /// What backends counted that are gone, less what the slots had counted before: to be added modulo 2^64.
+    /// The counts of backends that are gone, less the counts of their slots before: to be added modulo 2^64.
     others: FrontendTotals,
 }
 
@@ -93,26 +93,26 @@ impl FrontendCounters {
         self.number
     }
 
-    /// Adds backends by their slots. Those that it has already stay as they are.
+    /// Adds backends by their slots. Backends that it has already stay as they are.
     pub fn join(&self, slots: impl IntoIterator<Item = u32>, workers: &[Arc<WorkerCounters>]) {
         let mut members = self.members();
         for slot in slots {
-            if let Err(place) = members.slots.binary_search(&slot) {
+            if let Err(index) = members.slots.binary_search(&slot) {
                 workers.iter().for_each(|worker| worker.prepare(slot, self.number));
                 let before = FrontendTotals { flows: 0, ..self.counted(slot, workers) };
                 members.others = members.others.with(&before, u64::wrapping_sub);
-                members.slots.insert(place, slot);
+                members.slots.insert(index, slot);
             }
         }
     }
 
-    /// Removes a backend whose slot is free. What it counted stays in the totals.
+    /// Removes a backend whose slot is free. Its counts stay in the totals.
     pub(crate) fn leave(&self, slot: u32, workers: &[Arc<WorkerCounters>]) {
         let mut members = self.members();
-        if let Ok(place) = members.slots.binary_search(&slot) {
+        if let Ok(index) = members.slots.binary_search(&slot) {
             let counted = FrontendTotals { flows: 0, ..self.counted(slot, workers) };
             members.others = members.others.with(&counted, u64::wrapping_add);
-            members.slots.remove(place);
+            members.slots.remove(index);
         }
     }
 
@@ -127,13 +127,13 @@ impl FrontendCounters {
         slots.iter().filter(|slot| members.slots.binary_search(slot).is_ok()).count()
     }
 
-    /// Those of these backends that it does not have.
+    /// The backends among these that it does not have.
     pub(crate) fn missing(&self, slots: &[u32]) -> Vec<u32> {
         let members = self.members();
         slots.iter().copied().filter(|slot| members.slots.binary_search(slot).is_err()).collect()
     }
 
-    /// What it counted since it was added.
+    /// Its counts since it was added.
     #[must_use]
     pub fn totals(&self, workers: &[Arc<WorkerCounters>]) -> FrontendTotals {
         let members = self.members();

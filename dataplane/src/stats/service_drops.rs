@@ -40,7 +40,7 @@ impl ServiceDrops {
         }
     }
 
-    /// The same, for tests of readers.
+    /// Counts a dropped packet, for tests of readers.
     #[cfg(feature = "testing")]
     pub fn count_for_tests(&self, worker: usize, reason: DropReason) {
         self.count(worker, reason);
@@ -67,7 +67,8 @@ impl ServiceDrops {
         self.0.iter().map(|part| part.early.get()).sum()
     }
 
-    /// A client of each worker that has its share of SNAT ports: the last one. Of IPv6 it is the first address of its /64.
+    /// A client of each worker that has its share of SNAT ports: the last one. Of IPv6 it is the first address of its
+    /// /64.
     pub fn limited_clients(&self) -> impl Iterator<Item = IpAddr> {
         self.0.iter().filter_map(|part| match part.client_family.get() {
             4 => Some(Ipv4Addr::from(u32::try_from(part.client.get()).ok()?).into()),

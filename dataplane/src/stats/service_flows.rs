@@ -1,10 +1,10 @@
 //! The flows of each Service on one worker, by which the worker shares its flow table among Services.
 //!
-//! A Service has a number. The count of flows of a backend and frontend carries the number of the Service that it belongs
-//! to, so that the end of a flow finds the Service in the word that it changes anyway.
+//! A Service has a number. The count of flows of a backend and frontend carries the number of the Service that it
+//! belongs to, so that the end of a flow finds the Service in the word that it changes anyway.
 //!
-//! **Invariant:** the flows of a number are the sum over the counts that carry it. When a count passes to another Service,
-//! which happens when a slot is used again, its flows pass with it.
+//! **Invariant:** the flows of a number are the sum over the counts that carry it. When a count passes to another
+//! Service, which happens when a slot is used again, its flows pass with it.
 //!
 //! Not here: how much a Service may have (`flow::shares`), and which number it has (`compiler`).
 
@@ -17,8 +17,8 @@ use zerocopy::FromZeros;
 const NUMBERS: usize = 1 << 16;
 const _: () = assert!(NUMBERS == proto::limits::SERVICES_MAX);
 
-/// The number of a Service on this gateway. 0 stands for flows whose Service is not known yet: those of the process before
-/// and of partners, until a new flow of the same backend begins.
+/// The number of a Service on this gateway. 0 stands for flows whose Service is not known yet: those of the process
+/// before and of partners, until a new flow of the same backend begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceNumber(pub u16);
 
@@ -34,7 +34,7 @@ const COUNT_BITS: u32 = 48;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
 impl FlowCount {
-    /// The number of flows; one below 0 stands for 2^64 and less.
+    /// The number of flows; a negative number stands for 2^64 and less.
     #[must_use]
     pub fn get(&self) -> u64 {
         let word = self.0.load(Ordering::Relaxed) << (u64::BITS - COUNT_BITS);

@@ -7,8 +7,8 @@ use crate::workers::RssKind;
 /// How a card spreads frames over its receive queues.
 #[derive(Clone, Debug)]
 pub struct Rss {
-    /// The secret keys by kind of packets, in the order of [`RssKind::ALL`]: on a card without faults the same; `None` of a
-    /// kind that the card does not hash.
+    /// The secret keys by kind of packets, in the order of [`RssKind::ALL`]: on a card without faults the same; `None`
+    /// of a kind that the card does not hash.
     pub keys: [Option<RssKey>; 4],
     /// Redirection table: queues by the low bits of the hash; its length is a power of two.
     pub reta: Vec<u8>,
@@ -29,8 +29,8 @@ impl Rss {
     }
 
     /// The queue of a frame, and the hash that is reported with it. Queue 0 and no hash for frames that are not hashed:
-    /// anything but TCP and UDP in untagged whole packets without options or extension headers, and other kinds than those
-    /// with a key.
+    /// anything but TCP and UDP in untagged whole packets without options or extension headers, and other kinds than
+    /// those with a key.
     #[must_use]
     pub fn queue(&self, frame: &[u8]) -> (u8, Option<u32>) {
         let input = input(frame).and_then(|(kind, input)| Some((self.keys[kind as usize]?, input)));

@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** an address of this type is in host order.
 //!
-//! Not here: what an address is to the gateway (`snapshot`).
+//! Not here: the role of an address for the gateway (`snapshot`).
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -28,7 +28,8 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     fn from_ip(address: IpAddr) -> Option<Self>;
     /// The address as 128 bits, for hashes and sums; IPv4 in the low 32 bits.
     fn wide(self) -> u128;
-    /// What is one client: an IPv4 address, or the upper 64 bits of an IPv6 address, since a site has all addresses below.
+    /// The part that identifies one client: an IPv4 address, or the upper 64 bits of an IPv6 address, since a site has
+    /// all addresses below them.
     fn site(self) -> u64;
     /// The address from its 128 bits; for IPv4 the upper 96 bits are dropped.
     fn from_wide(wide: u128) -> Self;
@@ -177,7 +178,7 @@ pub trait TupleKey: Copy + Eq + std::fmt::Debug + FromZeros + Send + Sync + 'sta
     /// Whether the source address is 0.
     fn has_no_source(&self) -> bool;
 
-    /// What they add to the sum of a checksum over them, in the byte order of the machine.
+    /// The sum of their words, in the byte order of the machine, as a checksum over them adds it.
     #[inline(always)]
     fn sum(&self) -> u64 {
         let (addresses, ports) = self.words();
@@ -186,8 +187,8 @@ pub trait TupleKey: Copy + Eq + std::fmt::Debug + FromZeros + Send + Sync + 'sta
 }
 
 impl<const WORDS: usize> WireKey<WORDS> {
-    /// The key in the bytes from an offset on: that of the source address in an IPv4 header without options, or in an IPv6
-    /// header, before the ports.
+    /// The key in the bytes from an offset on: that of the source address in an IPv4 header without options, or in an
+    /// IPv6 header, before the ports.
     #[inline(always)]
     #[must_use]
     pub(crate) fn read_at(head: &[u8], at: usize) -> Self {
@@ -211,8 +212,8 @@ impl WireKey<3> {
         self.0[0]
     }
 
-    /// Both addresses as they stand in the header, and both ports, each in one word. A rotation by half of its bits swaps
-    /// source and destination.
+    /// Both addresses as they stand in the header, and both ports, each in one word. A rotation by half of its bits
+    /// swaps source and destination.
     #[inline(always)]
     #[must_use]
     pub(crate) fn halves(&self) -> (u64, u32) {

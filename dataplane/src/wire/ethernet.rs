@@ -1,7 +1,7 @@
 //! Ethernet addresses, the Ethernet II header (IEEE 802.3 clause 3), and the ARP packet for IPv4 over Ethernet (RFC
 //! 826).
 //!
-//! Not here: who answers ARP (`neighbours`).
+//! Not here: answers to ARP (`neighbours`).
 
 use std::fmt;
 

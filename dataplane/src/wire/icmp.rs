@@ -1,7 +1,7 @@
 //! The first 8 bytes of ICMP (RFC 792) and ICMPv6 (RFC 4443) messages with the types and codes that the engine handles,
 //! and neighbour solicitations and advertisements (RFC 4861 sections 4.3, 4.4 and 4.6.1).
 //!
-//! Not here: what the engine does with a message (`icmp`).
+//! Not here: the handling of a message (`icmp`).
 
 use zerocopy::network_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

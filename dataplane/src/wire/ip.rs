@@ -15,8 +15,8 @@ use super::ethernet::{Ethernet, ether_type};
 use crate::stats::DropReason;
 use crate::wire::checksum;
 
-/// Next header numbers that `parse` skips. Every other number ends the chain, AH and ESP included: what they protect
-/// cannot be rewritten.
+/// Next header numbers that `parse` skips. Every other number ends the chain, AH and ESP included: a packet that they
+/// protect cannot be rewritten.
 pub mod next_header {
     /// Hop-by-hop options; allowed only directly after the IPv6 header.
     pub const HOP_BY_HOP: u8 = 0;

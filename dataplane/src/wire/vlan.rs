@@ -88,9 +88,9 @@ impl Tags {
     /// The tags as they stand in a frame after the Ethernet addresses, and the number of bytes that they take.
     pub(crate) fn to_bytes(self) -> ([u8; TAGS_MAX * TAG_BYTES as usize], u8) {
         let mut bytes = [0; TAGS_MAX * TAG_BYTES as usize];
-        for (place, tag) in bytes.chunks_exact_mut(usize::from(TAG_BYTES)).zip(self.all()) {
-            place[..2].copy_from_slice(&tag.ether_type.to_be_bytes());
-            place[2..].copy_from_slice(&tag.control.to_be_bytes());
+        for (field, tag) in bytes.chunks_exact_mut(usize::from(TAG_BYTES)).zip(self.all()) {
+            field[..2].copy_from_slice(&tag.ether_type.to_be_bytes());
+            field[2..].copy_from_slice(&tag.control.to_be_bytes());
         }
         (bytes, (self.bytes() & 0xff) as u8)
     }

@@ -1,7 +1,7 @@
 //! The outputs of a worker: its ports, their twins and the other workers, with packets collected into bursts.
 //!
-//! **Invariant:** packets that a port or a ring refuses are freed and counted by reason. A packet that may leave only until
-//! a time is compared with the clock right before it leaves: the process may be stopped at any point of a poll.
+//! **Invariant:** packets that a port or a ring refuses are freed and counted by reason. A packet that may leave only
+//! until a time is compared with the clock right before it leaves: the process may be stopped at any point of a poll.
 //!
 //! Not here: the decision by which output a packet leaves.
 
@@ -62,8 +62,8 @@ impl<P: Port> EgressPort<P> {
         }
     }
 
-    /// Transmits the packets that may leave only until a time, and drops those that are too late. None waits behind
-    /// others after the look at the clock, except in the queue to the worker that transmits for this one.
+    /// Transmits the packets that may leave only until a time, and drops those that are too late. No packet waits
+    /// behind others after the clock was read, except in the queue to the worker that transmits for this one.
     #[cold]
     fn transmit_in_time(&mut self, peers: &mut Option<Peers<P::Buffer>>, clock: fn() -> u64, tally: &mut Tally) {
         if !self.out.is_empty() {

@@ -1,19 +1,19 @@
-//! Flows of which fragments were handed to another worker, where those of a datagram meet until the first one tells their
-//! owner. So a fragment takes two steps to its owner, and a whole packet one: it would overtake the fragment. For a while
-//! whole packets of such flows go the way of the fragments.
+//! Flows of which fragments were handed to another worker. All fragments of a datagram go to one worker, which finds
+//! their owner by the first fragment. So a fragment takes two steps to its owner, and a whole packet one: it would
+//! overtake the fragment. For a while whole packets of such flows take the two steps, too.
 //!
 //! **Invariant:** bounded in number and time, however many fragments come. A packet of another flow is not delayed.
 //!
-//! Not here: the worker where fragments meet ([`super::Steering::meeting`]).
+//! Not here: the worker that gets all fragments of a datagram ([`super::Steering::meeting`]).
 
 use super::id::WorkerId;
 
-/// Flows that are remembered: 32 KiB. A newer one takes the place of an older one.
+/// Maximum number of flows that are remembered: 32 KiB. A newer flow replaces an older one.
 const FLOWS: usize = 1024;
 /// How long whole packets go the longer way after a first fragment.
 const KEPT_NS: u64 = 1_000_000_000;
-/// A pause in the flow in which all its packets leave the queues between workers, which hold half a millisecond. In such a
-/// pause it returns to the shorter way.
+/// A pause in the flow in which all its packets leave the queues between workers, which hold half a millisecond. In
+/// such a pause it returns to the shorter way.
 const PAUSE_NS: u64 = 5_000_000;
 /// How long it may take until there is such a pause. Then the flow returns without one.
 const PAUSE_WITHIN_NS: u64 = 1_000_000_000;

@@ -1,13 +1,16 @@
-//! Hand-over of packets to the other workers of the gateway: many at once through one bounded queue for each ordered
-//! pair. No side ever waits. A sleeping worker is woken by its doorbell.
+//! Hand-over of packets to the other workers of the gateway, through one bounded queue for each ordered pair of
+//! workers. A worker collects packets into elements, one for each port and task, and pushes elements in batches: once
+//! in a poll, when many are collected, and when a burst is handed over to be transmitted. No side ever waits. A
+//! sleeping worker is woken by its doorbell.
 //!
-//! **Invariant:** packets of one port with one task that one worker hands to another arrive in order, and fragments after
-//! the packets to decide on before them. In a push at most one element of each port and task is not full, however they are
-//! mixed, but for those of fragments. A worker pushes once in a poll, and whenever many
-//! elements are collected or a burst is handed over to be transmitted. Packets that a queue refuses are dropped and
-//! counted (`handover_full`).
+//! **Invariants:**
 //!
-//! Not here: who owns a packet ([`super::steering`]).
+//! - Packets of one port and one task arrive in the order in which they were handed over.
+//! - A fragment does not overtake packets to decide on that were handed over before it.
+//! - A push contains at most one partly filled element for each port and task, fragments excepted.
+//! - Packets that a queue refuses are dropped and counted (`handover_full`).
+//!
+//! Not here: the owner of a packet ([`super::steering`]).
 
 use std::mem;
 use std::sync::Arc;
@@ -25,11 +28,11 @@ use super::steering::Steering;
 use crate::flow::PortShare;
 use crate::port::{BURST, Burst, Doorbell, PortIndex};
 
-/// Maximum number of packets in one element of a queue. A burst consists of full elements, and few packets take few lines
-/// of memory from one core to another.
+/// Maximum number of packets in one element of a queue. A burst consists of full elements, and few packets take few
+/// lines of memory from one core to another.
 const HANDED_OVER_MAX: usize = 8;
-/// Maximum number of packets that wait for a worker, from up to eight others together, which the buffer pool reserves. At
-/// 14.88 million packets a second, half of them for other workers, that is half a millisecond.
+/// Maximum number of packets that wait for a worker, from up to eight others together, which the buffer pool reserves.
+/// At 14.88 million packets a second, half of them for other workers, that is half a millisecond.
 const PACKETS_PER_WORKER: usize = 4096;
 /// Minimum capacity of the queue between two workers, in elements.
 const ELEMENTS_PER_PAIR_MIN: usize = 64;
@@ -43,9 +46,9 @@ pub(crate) const PACKETS_PER_TURN: usize = 2 * BURST;
 pub(crate) enum HandoverTask {
     /// Decide on them: it is their owner.
     Decide,
-    /// Determine their owner: they are fragments, and those of a datagram meet there; or packets of the same flows, which
-    /// must not overtake them.
-    Meet,
+    /// Determine their owner: they are fragments, and one worker receives all fragments of a datagram; or packets of
+    /// the same flows, which must not overtake the fragments.
+    FindOwner,
     /// End its half of their flows: they begin new ones in place of flows in two halves, of which it has one.
     Begin,
     /// Transmit them: they are finished, and it has a transmit queue of the port.
@@ -87,9 +90,9 @@ fn add(count: &AtomicUsize, more: usize) {
 pub(super) struct Outbox<B> {
     queue: Producer<HandedOver<B>>,
     counts: Arc<QueueCounts>,
-    /// The receiver's; `None` if it never sleeps.
+    /// The doorbell of the receiver; `None` if it never sleeps.
     doorbell: Option<Arc<Doorbell>>,
-    /// What is collected. All elements of a port and task but the last are full, unless they are fragments.
+    /// The collected elements. All elements of a port and task but the last are full, unless they are fragments.
     collected: ArrayVec<HandedOver<B>, ELEMENTS_AT_ONCE>,
     /// For each port and task the position in `collected` of the last element that was begun.
     begun: Box<[u8]>,
@@ -100,13 +103,13 @@ impl<B> Outbox<B> {
         Self { queue, counts, doorbell, collected: ArrayVec::new(), begun: vec![0; ports * TASKS].into() }
     }
 
-    /// Collects a packet. Returns it if what is collected must be pushed first, or if there is no such port.
+    /// Collects a packet. Returns it if the collected elements must be pushed first, or if there is no such port.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // few elements
     pub(super) fn put(&mut self, task: HandoverTask, port: PortIndex, buffer: B) -> Result<(), B> {
         let of_port = usize::from(port.0) * TASKS;
         // A fragment does not join others before packets that were put in since.
-        let after = if task == HandoverTask::Meet { self.last_begun(of_port, port, HandoverTask::Decide) } else { 0 };
+        let after = if task == HandoverTask::FindOwner { self.last_begun(of_port, port, HandoverTask::Decide) } else { 0 };
         let Some(begun) = self.begun.get_mut(of_port + task as usize) else { return Err(buffer) };
         // Since the last push the position may be that of another kind of packets.
         if let Some(element) = self.collected.get_mut(usize::from(*begun))
@@ -125,20 +128,21 @@ impl<B> Outbox<B> {
         Ok(())
     }
 
-    /// The position of the last element with a task for a port, whose first entry in `begun` this is; 0 if there is none.
+    /// The position of the last element with a task for a port, whose first entry in `begun` this is; 0 if there is
+    /// none.
     #[inline(never)]
     fn last_begun(&self, of_port: usize, port: PortIndex, task: HandoverTask) -> u8 {
         let begun = self.begun.get(of_port + task as usize).copied().unwrap_or(0);
         self.collected.get(usize::from(begun)).filter(|element| element.is_of(port, task)).map_or(0, |_| begun)
     }
 
-    /// Pushes what is collected, and wakes the receiver if it sleeps. Returns the number of packets that the queue took. What
-    /// it refused stays in [`Outbox::refused`].
+    /// Pushes the collected elements, and wakes the receiver if it sleeps. Returns the number of packets that the queue
+    /// took. The elements that it refused stay in [`Outbox::refused`].
     pub(super) fn push(&mut self) -> u64 {
         let room = self.queue.slots().min(self.collected.len());
         let mut packets = 0;
         if let Ok(chunk) = self.queue.write_chunk_uninit(room) {
-            // Before the receiver sees them, so that never more were taken.
+            // Counted before the receiver sees them, so that the count of taken elements is never higher.
             add(&self.counts.pushed, room);
             chunk.fill_from_iter(self.collected.drain(..room).inspect(|element| packets += element.packets.len() as u64));
         }
@@ -148,7 +152,7 @@ impl<B> Outbox<B> {
         packets
     }
 
-    /// Takes what is still collected.
+    /// Takes the elements that are still collected.
     pub(super) fn refused(&mut self) -> impl Iterator<Item = HandedOver<B>> {
         self.collected.drain(..)
     }
@@ -162,8 +166,8 @@ struct Inbox<B> {
 }
 
 impl<B> Inbox<B> {
-    /// Takes the oldest element, and those behind it with the same port and task, while there is room and the burst has fewer
-    /// packets than `wanted`.
+    /// Takes the oldest element, and those behind it with the same port and task, while there is room and the burst has
+    /// fewer packets than `wanted`.
     fn take(&mut self, wanted: usize) -> Option<(PortIndex, HandoverTask, Burst<B>)> {
         let chunk = self.queue.read_chunk(self.queue.slots().min(BURST)).ok()?;
         let (first, second) = chunk.as_slices();
@@ -190,7 +194,7 @@ impl Inboxes {
     /// Elements that wait in all of them.
     #[must_use]
     pub fn len(&self) -> usize {
-        // What was taken first: it was pushed before.
+        // `taken` is read first: its elements were pushed before.
         let waits = |of: &Arc<QueueCounts>| {
             let taken = of.taken.load(Ordering::Acquire);
             of.pushed.load(Ordering::Relaxed).wrapping_sub(taken)
@@ -212,7 +216,7 @@ pub struct PortQueues {
     /// transmission.
     pub transmit: u8,
     /// Set where the device was configured to spread packets by [`Steering::rss_key`] over as many receive queues as
-    /// there are workers: what each worker finds out about that, in their order.
+    /// there are workers: the proof of each worker, in their order.
     pub rss: Option<Arc<[Arc<RssProof>]>>,
 }
 
@@ -225,11 +229,11 @@ pub struct Peers<B> {
     inboxes: Vec<Inbox<B>>,
     /// Queues to the other workers, indexed by worker; `None` for itself.
     outboxes: Vec<Option<Outbox<B>>>,
-    /// Whether any outbox was asked for since all were pushed.
+    /// Whether packets were put into any outbox since all were pushed.
     may_have_collected: bool,
     /// Indexed by port.
     proofs: Vec<Option<Observer>>,
-    /// Flows whose packets go where fragments meet.
+    /// Flows whose packets take the two steps of fragments.
     fragmented: FragmentedFlows,
     /// Indexed by port: the worker that transmits for this one, if it has no transmit queue of its own.
     senders: Vec<Option<WorkerId>>,
@@ -243,7 +247,7 @@ impl<B> Peers<B> {
         Self::with_doorbells(steering, ports, &[])
     }
 
-    /// The same, with the doorbells of the workers, in their order.
+    /// The views of all workers with their doorbells, in their order.
     #[must_use]
     pub fn with_doorbells(steering: &Arc<Steering>, ports: &[PortQueues], doorbells: &[Arc<Doorbell>]) -> Vec<Self> {
         let (workers, identifications) = (steering.workers(), IdentificationBlocks::default());
@@ -279,19 +283,20 @@ impl<B> Peers<B> {
         (self.me, &self.steering, self.proofs.get(usize::from(port.0)).and_then(Option::as_ref))
     }
 
-    /// Flows whose packets go where fragments meet.
+    /// Flows whose packets take the two steps of fragments.
     pub(crate) fn fragmented_flows(&mut self) -> &mut FragmentedFlows {
         &mut self.fragmented
     }
 
-    /// Counts the packets of a burst that a port received; the position of the one to be compared with its queue, if one is.
+    /// Counts the packets of a burst that a port received; the position of the one to be compared with its queue, if
+    /// one is.
     #[inline]
     pub(crate) fn sample(&mut self, port: PortIndex, packets: usize) -> Option<usize> {
         self.proofs.get_mut(usize::from(port.0))?.as_mut()?.sample(packets)
     }
 
-    /// Whether the device of a port may lead packets to their owners, so that they are compared with the queue that they
-    /// came by.
+    /// Whether the device of a port may lead packets to their owners, so that they are compared with the queue that
+    /// they came by.
     #[inline]
     pub(crate) fn looks_at_queue(&self, port: PortIndex) -> bool {
         self.proofs.get(usize::from(port.0)).is_some_and(Option::is_some)
@@ -372,7 +377,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::atomic::AtomicU32;
 
-    use HandoverTask::{Decide, Meet, Send};
+    use HandoverTask::{Decide, FindOwner, Send};
 
     use super::*;
 
@@ -466,7 +471,7 @@ mod tests {
     #[test]
     fn however_ports_and_tasks_are_mixed_elements_are_full_but_for_the_last_and_in_order() {
         let [mut first, mut second] = pair(&ports(4), &[]);
-        let kind = |n: u32| (PortIndex([0, 1, 3][n as usize % 3]), if n.is_multiple_of(2) { Decide } else { Meet });
+        let kind = |n: u32| (PortIndex([0, 1, 3][n as usize % 3]), if n.is_multiple_of(2) { Decide } else { FindOwner });
         let outbox = first.outbox(WorkerId(1)).unwrap();
         let mut pushed = 0;
         for n in 0..2400 {
@@ -496,17 +501,17 @@ mod tests {
     fn fragments_arrive_after_the_packets_to_decide_on_that_were_put_in_before_them() {
         let [mut first, mut second] = pair(&ports(1), &[]);
         let outbox = first.outbox(WorkerId(1)).unwrap();
-        let tasks = [Meet, Decide, Meet, Meet, Decide, Meet];
+        let tasks = [FindOwner, Decide, FindOwner, FindOwner, Decide, FindOwner];
         let mut put = |(number, task): (u32, HandoverTask)| outbox.put(task, PortIndex(0), number).unwrap();
         (0..).zip(tasks).for_each(&mut put);
         // A new element of packets to decide on begins, and more fragments follow it.
         (10..20).for_each(|number| put((number, Decide)));
-        put((20, Meet));
+        put((20, FindOwner));
         outbox.push();
         let taken = std::iter::from_fn(|| second.take(0, BURST))
             .flat_map(|(_, task, packets)| packets.into_iter().map(move |n| (n, task)));
         let taken: Vec<_> = taken.collect();
-        for (at, (fragment, _)) in taken.iter().enumerate().filter(|(_, (_, task))| *task == Meet) {
+        for (at, (fragment, _)) in taken.iter().enumerate().filter(|(_, (_, task))| *task == FindOwner) {
             let overtaken = taken[at..].iter().find(|(number, task)| *task == Decide && number < fragment);
             assert_eq!(overtaken, None, "fragment {fragment} of {taken:?}");
         }

@@ -1,5 +1,5 @@
-//! Several workers: which worker owns a flow (steering), whether network cards steer alike, and the hand-over of packets.
-//! Each worker's outputs are here too.
+//! Several workers: which worker owns a flow (steering), whether network cards steer alike, and the hand-over of
+//! packets. Each worker's outputs are here too.
 //!
 //! Not here: the forwarding of a packet.
 

@@ -113,8 +113,8 @@ impl Steering {
         }
     }
 
-    /// The worker at which the fragments of a datagram meet until their owner is known: one for all datagrams between two
-    /// addresses, so that these keep their order.
+    /// The worker at which the fragments of a datagram meet until their owner is known: one for all datagrams between
+    /// two addresses, so that these keep their order.
     pub(crate) fn meeting<A: Address>(&self, source: A, destination: A) -> WorkerId {
         self.among_workers(self.hash_of(&Tuple { source, destination, source_port: 0, destination_port: 0, protocol: 0 }))
     }

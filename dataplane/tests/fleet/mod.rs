@@ -114,12 +114,12 @@ impl Gateway {
     }
 
     /// What it has told since the last call.
-    pub fn told(&self) -> Vec<ReplicaEvent> {
+    pub fn sent(&self) -> Vec<ReplicaEvent> {
         self.replications.iter().flat_map(|replication| std::iter::from_fn(|| replication.take())).collect()
     }
 
     /// Gives the events to every worker, as the agent does.
-    pub fn hear(&mut self, events: &[ReplicaEvent]) {
+    pub fn receive(&mut self, events: &[ReplicaEvent]) {
         for event in events {
             assert!(self.replications.iter().all(|replication| replication.give(*event)));
         }

@@ -24,9 +24,9 @@ impl Fleet {
         for _ in 0..seconds {
             let [a, b] = &mut self.gateways;
             a.pass(1);
-            b.hear(&a.told());
+            b.receive(&a.sent());
             b.pass(1);
-            a.hear(&b.told());
+            a.receive(&b.sent());
         }
     }
 
@@ -59,7 +59,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whoever owns the groups, and however often that changes: open connections go on, and both gateways know the same.
+    /// Whoever owns the groups, and however often that changes: open connections go on, and both gateways know the
+    /// same.
     #[test]
     fn both_gateways_know_what_a_map_of_open_connections_knows(
         workers in (1u8..4, 1u8..4),
@@ -95,8 +96,8 @@ proptest! {
                     }
                 }
                 Step::Wait => {
-                    // Reset flows end within ten seconds, those whose news may be late within thirty more, and the sweep
-                    // meets them within nine more.
+                    // Reset flows end within ten seconds, those whose news may be late within thirty more, and the
+                    // sweep meets them within nine more.
                     fleet.pass(52);
                     // With different owners two workers may have a half each.
                     let (fewest, halves) = (open.len() as u64, if workers.0 == workers.1 { 1 } else { 2 });
@@ -157,7 +158,7 @@ proptest! {
         let event = |(replica, kind): (FlowReplica, u8)| {
             if kind == 0 { ReplicaEvent::Ended(replica) } else { ReplicaEvent::Holds(replica) }
         };
-        gateway.hear(&events.into_iter().map(event).collect::<Vec<_>>());
+        gateway.receive(&events.into_iter().map(event).collect::<Vec<_>>());
         gateway.own(ALL);
         gateway.team.exchange(&new_clients(3), tcp_flags::SYN);
         gateway.own(0b01);

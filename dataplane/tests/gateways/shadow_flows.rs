@@ -1,5 +1,5 @@
-//! Gateways that replicate flows: what they tell, what they keep of each other, and how connections go on through another
-//! gateway after VIP groups have moved (docs/internals/decisions/0060-shadow-flows.md).
+//! Gateways that replicate flows: what they tell, what they keep of each other, and how connections go on through
+//! another gateway after VIP groups have moved (docs/internals/decisions/0060-shadow-flows.md).
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -27,9 +27,9 @@ fn connections_go_on_through_the_next_owner_from_the_first_packet_and_back_again
         a.own(ALL);
         let seen = a.team.establish(&clients);
         a.pass(3);
-        let events = a.told();
+        let events = a.sent();
         assert_eq!(events.len(), 90, "each flow once: {case}");
-        b.hear(&events);
+        b.receive(&events);
         assert_eq!(b.count(|replication| replication.refused().get()), 0);
         assert!(b.flows() >= 90 && b.count(|replication| replication.applied().get()) == b.flows());
         take_over(&mut a, &mut b);
@@ -40,9 +40,9 @@ fn connections_go_on_through_the_next_owner_from_the_first_packet_and_back_again
         let later = b.team.establish(&more);
         assert!(later.values().all(|ends| !seen.values().any(|other| other == ends)), "{case}");
         b.pass(3);
-        let events = b.told();
+        let events = b.sent();
         assert_eq!(events.len(), 20, "{case}");
-        a.hear(&events);
+        a.receive(&events);
         take_over(&mut b, &mut a);
         assert_eq!(a.team.towards_backends(&clients, DATA), seen, "{case}");
         assert_eq!(a.team.towards_backends(&more, DATA), later, "{case}");
@@ -74,7 +74,7 @@ fn streams_of_udp_and_connections_of_mode_dnat_go_on() {
         a.team.put(CLUSTER, &replies);
         assert_eq!((a.team.sent(UPLINK).len(), send(&mut a).len()), (20, 20));
         a.pass(3);
-        b.hear(&a.told());
+        b.receive(&a.sent());
         take_over(&mut a, &mut b);
         assert_eq!(send(&mut b), streams, "{mode:?}");
         b.team.put(CLUSTER, &replies);
@@ -92,7 +92,7 @@ fn what_waits_in_the_queue_when_a_group_moves_is_applied_before() {
     let seen = a.team.establish(&clients);
     a.pass(3);
     b.team.now = a.team.now;
-    for event in a.told() {
+    for event in a.sent() {
         assert!(b.replications[0].give(event));
     }
     assert_eq!(b.flows(), 0);
@@ -106,7 +106,7 @@ fn what_waits_in_the_queue_when_a_group_moves_is_applied_before() {
     let seen = b.team.establish(&clients);
     b.pass(3);
     a.team.now = b.team.now;
-    for event in b.told() {
+    for event in b.sent() {
         assert!(a.replications[0].give(event));
     }
     (0..GROUPS).for_each(|group| a.ownership.end(group));
@@ -124,10 +124,10 @@ fn a_flow_has_records_where_it_carries_packets() {
     let (silent, going_on) = clients.split_at(2);
     let seen = a.team.establish(&clients);
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     a.team.abort(silent);
     a.pass(22);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     assert_eq!((b.flows(), b.records()), (4, Vec::new()), "neither that they began nor that two have ended");
     take_over(&mut a, &mut b);
     b.team.towards_backends(going_on, DATA);
@@ -153,16 +153,16 @@ fn a_flow_is_told_once_it_is_confirmed_and_a_second_old() {
         a.team.now += SECOND / 8;
         a.team.poll();
     });
-    assert_eq!(a.told(), [], "none is a second old");
+    assert_eq!(a.sent(), [], "none is a second old");
     a.pass(1);
-    let told = a.told();
+    let told = a.sent();
     assert_eq!(told.len(), 6, "handshakes are not told");
     let established =
         |event: &ReplicaEvent| matches!(event, ReplicaEvent::Holds(flow) if flow.state == FlowState::TcpEstablished);
     assert!(told.iter().all(established), "{told:?}");
-    assert_eq!(a.count(|replication| replication.told().get()), 6);
+    assert_eq!(a.count(|replication| replication.sent().get()), 6);
     a.pass(20);
-    assert_eq!(a.told(), [], "nothing has changed");
+    assert_eq!(a.sent(), [], "nothing has changed");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_flow_that_carries_packets_is_told_again_and_lives_on_at_the_partner() {
         a.pass(600);
         b.pass(600);
         a.team.towards_backends(one, DATA);
-        b.hear(&a.told());
+        b.receive(&a.sent());
     }
     assert_eq!((a.flows(), b.flows()), (1, 1), "the others have ended at the owner and then here");
     take_over(&mut a, &mut b);
@@ -193,19 +193,19 @@ fn a_flow_ends_at_the_partner_with_its_state_and_with_itself() {
     let clients = clients(8);
     let seen = a.team.establish(&clients);
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     assert_eq!(b.flows(), 8);
     a.team.towards_backends(&clients, FIN);
     a.team.answered(&seen, FIN);
     a.pass(9);
-    let events = a.told();
+    let events = a.sent();
     let states: HashSet<FlowState> = events.iter().map(|event| event.flow().state).collect();
     assert!(states.contains(&FlowState::TcpClosing), "{states:?}");
-    b.hear(&events);
+    b.receive(&events);
     a.pass(12);
-    let events = a.told();
+    let events = a.sent();
     assert_eq!(events.iter().filter(|event| matches!(event, ReplicaEvent::Ended(_))).count(), 8);
-    b.hear(&events);
+    b.receive(&events);
     assert_eq!((a.flows(), b.flows()), (0, 0));
 }
 
@@ -216,7 +216,7 @@ fn a_shadow_of_an_owner_that_tells_no_more_ends_after_its_limit_and_an_interval(
     a.own(ALL);
     a.team.establish(&clients(8));
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     b.pass(7500 + 500);
     assert_eq!(b.flows(), 8, "the owner may have seen packets up to 10 minutes ago");
     b.pass(200);
@@ -231,21 +231,21 @@ fn nobody_but_the_owner_decides_about_a_flow() {
     let clients = clients(30);
     a.team.establish(&clients);
     a.pass(3);
-    let events = a.told();
+    let events = a.sent();
     // A gateway that was stopped resumes and tells what it still believes.
     b.team.now = a.team.now;
     b.own(ALL);
     let seen = b.team.establish(&clients);
-    b.hear(&events);
+    b.receive(&events);
     let ended: Vec<_> = events.iter().map(|event| ReplicaEvent::Ended(*event.flow())).collect();
-    b.hear(&ended);
+    b.receive(&ended);
     assert_eq!(b.count(|replication| replication.refused().get()), 60);
     assert_eq!(b.team.towards_backends(&clients, DATA), seen);
     b.team.answered(&seen, DATA);
     // The other way round the partner's flows replace those of before.
     b.pass(3);
     a.own(NONE);
-    a.hear(&b.told());
+    a.receive(&b.sent());
     take_over(&mut b, &mut a);
     assert_eq!(a.team.towards_backends(&clients, DATA), seen);
     assert_eq!(a.flows(), 30);
@@ -271,14 +271,14 @@ fn a_gateway_tells_and_keeps_flows_by_the_groups_that_each_owns() {
     assert_eq!(b.team.drops(DropReason::NoFlow), 3, "another gateway knows the connections");
     assert!(b.team.sent(UPLINK).is_empty() && b.team.sent(CLUSTER).is_empty(), "no RST breaks them");
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     assert_eq!(b.count(|replication| replication.refused().get()), 0);
     // Packets that reach the partner nevertheless are forwarded, which changes nothing about who owns the flow.
     assert_eq!(b.team.towards_backends(&clients, DATA), seen);
     b.pass(10);
     let shadows = b.count(|replication| replication.shadows().get());
     assert!(shadows == b.flows() && shadows > 40, "all, also where two workers have a half each: {shadows} {}", b.flows());
-    assert_eq!((b.told(), a.count(|replication| replication.shadows().get())), (Vec::new(), 0));
+    assert_eq!((b.sent(), a.count(|replication| replication.shadows().get())), (Vec::new(), 0));
     b.own(ALL);
     b.pass(10);
     assert_eq!(b.count(|replication| replication.shadows().get()), 0);
@@ -293,7 +293,7 @@ fn a_gateway_that_takes_over_ports_gives_none_of_them_to_another_connection() {
     let old: Vec<_> = (0..600_u16).map(|n| (format!("198.51.100.7:{}", 2000 + n), "192.0.2.100:80")).collect();
     let seen = a.team.establish(&old);
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     take_over(&mut a, &mut b);
     let mut given = HashSet::new();
     let mut repeated = 0;
@@ -335,7 +335,7 @@ fn shadows_leave_room_for_new_flows() {
     a.own(ALL);
     a.team.establish(&clients(100));
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     assert_eq!((b.flows(), b.count(|replication| replication.refused().get())), (70, 30));
     b.own(ALL);
     assert_eq!(b.team.establish(&new_clients(10)).len(), 10);
@@ -383,9 +383,9 @@ fn a_client_with_affinity_keeps_its_backend_at_the_next_owner() {
             assert_eq!(chosen(&mut a, 2000, tcp_flags::ACK), backends);
         }
         a.pass(3);
-        let events = a.told();
+        let events = a.sent();
         b.team.now = a.team.now;
-        b.hear(&events);
+        b.receive(&events);
         b.own(ALL);
         assert_eq!(chosen(&mut b, 2001, tcp_flags::SYN), backends, "{mode:?}");
         let mut fresh = Gateway::new(with(&all, mode), 2, false, 9, 4096);
@@ -412,22 +412,22 @@ fn a_backend_that_drains_is_found_and_an_unknown_one_refuses_the_flow() {
     let of_12 = seen.values().filter(|(_, backend)| backend.to_string() == "10.0.0.12:8080").count() as u64;
     assert!(of_12 > 0);
     a.pass(3);
-    let events = a.told();
+    let events = a.sent();
     let mut draining = Gateway::small(8);
     draining.team.state = without_12(true);
     draining.team.publish();
-    draining.hear(&events);
+    draining.receive(&events);
     assert_eq!((draining.flows(), draining.count(|replication| replication.refused().get())), (30, 0));
     draining.team.now = draining.team.now.max(a.team.now);
     draining.own(ALL);
     assert_eq!(draining.team.towards_backends(&clients, DATA), seen);
     let mut unknown = Gateway::new(without_12(true), 1, false, 8, 4096);
-    unknown.hear(&events);
+    unknown.receive(&events);
     assert_eq!((unknown.flows(), unknown.count(|replication| replication.refused().get())), (30 - of_12, of_12));
     let mut none = Gateway::new(state(), 1, false, 8, 4096);
     none.team.state.services.insert(ServiceName::new("default", "web"), service("web", vec![]).1);
     none.team.publish();
-    none.hear(&events);
+    none.receive(&events);
     assert_eq!(none.flows(), 0);
 }
 
@@ -443,10 +443,10 @@ fn a_full_queue_costs_news_and_nothing_else() {
     }
     // Each flow changes its state, and nobody has taken the news of before.
     a.team.towards_backends(&clients, FIN);
-    let first = a.told();
+    let first = a.sent();
     assert_eq!((first.len(), replication.dropped().get()), (4096, 4084));
     a.pass(10);
-    let again: HashSet<SocketAddr> = a.told().iter().map(|event| event.flow().client).collect();
+    let again: HashSet<SocketAddr> = a.sent().iter().map(|event| event.flow().client).collect();
     assert_eq!(again.len(), 4084, "the sweep tells those that found no room");
 }
 
@@ -459,7 +459,7 @@ fn news_of_flows_that_end_wait_for_room_in_the_queue() {
         a.team.establish(part);
         a.pass(2);
     }
-    assert_eq!(a.told().len(), 4090);
+    assert_eq!(a.sent().len(), 4090);
     // The news of their resets fill the queue. They end, and nobody has taken these news.
     a.team.abort(&clients);
     a.pass(30);
@@ -469,7 +469,7 @@ fn news_of_flows_that_end_wait_for_room_in_the_queue() {
     a.pass(2);
     let mut events = Vec::new();
     for _ in 0..3 {
-        events.extend(a.told());
+        events.extend(a.sent());
         a.pass(10);
     }
     let is_end = |event: &&ReplicaEvent| matches!(event, ReplicaEvent::Ended(_));
@@ -498,7 +498,7 @@ fn flows_to_vips_of_routers_use_an_address_that_belongs_to_no_group() {
         assert!(seen.values().all(|(snat, _)| snat.ip() == ip("10.0.0.5")), "{seen:?}");
         gateway.team.answered(&seen, DATA);
         gateway.pass(12);
-        assert_eq!((gateway.told(), gateway.count(|replication| replication.shadows().get())), (Vec::new(), 0));
+        assert_eq!((gateway.sent(), gateway.count(|replication| replication.shadows().get())), (Vec::new(), 0));
     }
     let mut elected = Gateway::with_own_snat(&["10.0.0.5"], state(), 7);
     elected.own(ALL);
@@ -518,7 +518,7 @@ fn flows_of_mode_dnat_to_vips_of_routers_are_each_gateways_own() {
         let seen = gateway.team.establish(&new_clients(10));
         gateway.team.answered(&seen, DATA);
         gateway.pass(12);
-        assert_eq!((gateway.told(), gateway.count(|replication| replication.shadows().get())), (Vec::new(), 0));
+        assert_eq!((gateway.sent(), gateway.count(|replication| replication.shadows().get())), (Vec::new(), 0));
         assert_eq!(gateway.flows(), 10);
     }
 }

@@ -1,5 +1,6 @@
-//! The moments after a VIP group has moved to another gateway: packets whose flows are not known there yet, connections that
-//! were too young to be told, and SNAT ports that still rest (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
+//! The moments after a VIP group has moved to another gateway: packets whose flows are not known there yet, connections
+//! that were too young to be told, and SNAT ports that still rest
+//! (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -110,7 +111,7 @@ fn connections_that_were_too_young_to_be_told_go_on_after_a_planned_takeover() {
         a.pass(SETTLED);
         let clients = clients(60);
         let seen = a.team.establish(&clients);
-        assert_eq!(a.told(), []);
+        assert_eq!(a.sent(), []);
         take_over_now(&mut a, &mut b);
         // Packets are faster than news.
         let data: Vec<_> = clients.iter().map(|(from, to)| Packet::tcp(from, to).flags(DATA).build()).collect();
@@ -118,16 +119,16 @@ fn connections_that_were_too_young_to_be_told_go_on_after_a_planned_takeover() {
         assert_eq!(resets(&mut b), 0);
         assert_eq!(b.team.drops(DropReason::FlowAwaited), 60);
         (0..8).for_each(|_| a.team.poll());
-        let events = a.told();
+        let events = a.sent();
         assert_eq!(events.len(), 60, "all at once");
-        b.hear(&events);
+        b.receive(&events);
         assert_eq!(b.count(|replication| replication.refused().get()), 0);
         assert_eq!(b.team.towards_backends(&clients, DATA), seen, "the client repeats its packet");
         b.team.answered(&seen, DATA);
         // They are the flows of the new owner, which tells how they end.
         b.team.abort(&clients);
         b.pass(30);
-        a.hear(&b.told());
+        a.receive(&b.sent());
         a.pass(1);
         // Where two workers have a half each, one of them hears of no end.
         assert!(workers != [1, 1] || (a.flows(), b.flows()) == (0, 0));
@@ -144,7 +145,7 @@ fn news_that_waits_when_the_next_group_is_taken_over_is_applied() {
     let seen = a.team.establish(&clients);
     b.team.now = b.team.now.max(a.team.now);
     a.own_now(0b10);
-    let events = a.told();
+    let events = a.sent();
     assert_eq!(events.len(), 60, "of both groups");
     b.own_now(0b01);
     assert!(events.iter().all(|event| b.replications[0].give(*event)));
@@ -154,8 +155,8 @@ fn news_that_waits_when_the_next_group_is_taken_over_is_applied() {
     assert_eq!(b.team.towards_backends(&clients, DATA), seen);
 }
 
-/// The old owner has seen the client's SYN, and the backend's SYN-ACK before or after it lost the group; the client's ACK
-/// reaches the new owner.
+/// The old owner has seen the client's SYN, and the backend's SYN-ACK before or after it lost the group; the client's
+/// ACK reaches the new owner.
 #[test]
 fn connections_go_on_whose_handshake_a_planned_takeover_interrupts() {
     let syn_ack = tcp_flags::SYN | tcp_flags::ACK;
@@ -173,9 +174,9 @@ fn connections_go_on_whose_handshake_a_planned_takeover_interrupts() {
             a.team.answered(&seen, syn_ack);
         }
         (0..8).for_each(|_| a.team.poll());
-        let events = a.told();
+        let events = a.sent();
         assert_eq!(events.len(), 60);
-        b.hear(&events);
+        b.receive(&events);
         assert_eq!(b.count(|replication| replication.refused().get()), 0);
         assert_eq!(b.team.towards_backends(&clients, tcp_flags::ACK), seen, "{workers:?} {is_answered_before}");
         assert_eq!(b.team.towards_backends(&clients, DATA), seen);
@@ -202,20 +203,20 @@ fn handshakes_that_are_told_end_unless_their_backend_sends() {
     a.team.towards_backends(&new_clients(20), tcp_flags::SYN);
     take_over_now(&mut a, &mut b);
     (0..8).for_each(|_| a.team.poll());
-    let events = a.told();
+    let events = a.sent();
     assert_eq!(events.len(), 50, "neither those that were not answered nor those that are too old");
-    b.hear(&events);
+    b.receive(&events);
     assert_eq!(b.flows(), 50);
     // News of a handshake changes no flow that is confirmed.
     b.team.answered(&seen, DATA);
     b.own(NONE);
-    b.hear(&events[..20]);
+    b.receive(&events[..20]);
     assert_eq!(b.count(|replication| replication.refused().get()), 20);
     // With the seed of the old owner it begins with the same ports.
     let [mut c, _] = partners(&state(), [1, 1]);
     c.team.now = a.team.now;
     c.own_now(ALL);
-    c.hear(&events);
+    c.receive(&events);
     // Clients give up before their backends have sent anything.
     c.team.towards_backends(&others[..45], tcp_flags::RST);
     c.pass(45);
@@ -225,7 +226,7 @@ fn handshakes_that_are_told_end_unless_their_backend_sends() {
     assert!(!again.is_empty() && seen.values().all(|ends| !again.contains(ends)), "ports rest for a minute");
     a.pass(60);
     assert_eq!(a.flows(), 0);
-    assert_eq!(a.told(), [], "no news follows");
+    assert_eq!(a.sent(), [], "no news follows");
 }
 
 #[test]
@@ -236,21 +237,21 @@ fn late_news_never_changes_a_flow_that_the_owner_knows_and_is_refused_once_it_ha
     a.team.establish(&clients);
     take_over_now(&mut a, &mut b);
     (0..8).for_each(|_| a.team.poll());
-    let events = a.told();
+    let events = a.sent();
     assert_eq!(events.len(), 30);
     // Half of the clients have connected anew meanwhile.
     let (again, others) = clients.split_at(15);
     let seen = b.team.establish(again);
     let ended: Vec<_> = events.iter().map(|event| ReplicaEvent::Ended(*event.flow())).collect();
-    b.hear(&events);
-    b.hear(&ended);
+    b.receive(&events);
+    b.receive(&ended);
     assert_eq!((b.flows(), b.count(|replication| replication.refused().get())), (30, 15 + 30));
     assert_eq!(b.team.towards_backends(again, DATA), seen, "its own flows");
     assert_eq!(b.team.towards_backends(others, DATA).len(), 15);
     let [_, mut late] = partners(&state(), [1, 1]);
     late.own(ALL);
     late.pass(SETTLED);
-    late.hear(&events);
+    late.receive(&events);
     assert_eq!((late.flows(), late.count(|replication| replication.refused().get())), (0, 30));
 }
 
@@ -261,7 +262,7 @@ fn an_outdated_shadow_breaks_no_connection_at_the_wrong_gateway() {
     let clients = clients(6);
     let seen = a.team.establish(&clients);
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     // Silent for two hours, and ten minutes for which packets may have been told late. The sweep has not met them yet.
     b.team.now += 8200 * SECOND;
     let data: Vec<_> = clients.iter().map(|(from, to)| Packet::tcp(from, to).flags(DATA).build()).collect();
@@ -278,7 +279,7 @@ fn told_connections(a: &mut Gateway, b: &mut Gateway, count: u16) -> (Vec<(Strin
     let old: Vec<_> = (0..count).map(|n| (format!("198.51.100.7:{}", 2000 + n), "192.0.2.100:80")).collect();
     let seen = a.team.establish(&old);
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     (old, seen.into_values().collect())
 }
 
@@ -290,7 +291,7 @@ fn ports_of_ended_flows_of_a_partner_rest_for_a_minute() {
     let (old, used) = told_connections(&mut a, &mut b, 100);
     a.team.abort(&old);
     a.pass(20);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     assert_eq!((a.flows(), b.flows()), (0, 0));
     take_over(&mut a, &mut b);
     // 64 ports are tried for each SYN; a client repeats one that is dropped.
@@ -347,7 +348,7 @@ fn told_streams(workers: [u8; 2]) -> (Vec<Vec<u8>>, Seen, [Gateway; 2]) {
     a.own(ALL);
     let streams = open_streams(&mut a, &datagrams);
     a.pass(3);
-    b.hear(&a.told());
+    b.receive(&a.sent());
     (datagrams, streams, [a, b])
 }
 
@@ -359,7 +360,7 @@ fn streams_go_on_that_were_silent_for_long_and_carried_packets_just_before_a_tak
         let silent = 117;
         a.pass(silent - 3);
         b.pass(silent - 3);
-        b.hear(&a.told());
+        b.receive(&a.sent());
         assert_eq!(send(&mut a, &datagrams), streams, "{workers:?}");
         take_over(&mut a, &mut b);
         assert_eq!(send(&mut b, &datagrams), streams, "{workers:?}");
@@ -376,10 +377,10 @@ fn streams_go_on_that_were_taken_over_before_and_then_silent_for_even_longer() {
         for _ in 0..16 {
             a.pass(9);
             b.pass(9);
-            a.hear(&b.told());
+            a.receive(&b.sent());
         }
         assert_eq!(open_streams(&mut b, &datagrams), streams, "{workers:?}");
-        a.hear(&b.told());
+        a.receive(&b.sent());
         a.pass(7);
         b.pass(7);
         take_over(&mut b, &mut a);
@@ -395,9 +396,9 @@ fn partners_learn_of_a_close_after_a_silence_that_the_new_state_would_not_outlas
     a.pass(400);
     b.pass(400);
     a.team.towards_backends(&old, FIN);
-    let told = a.told();
+    let told = a.sent();
     assert_eq!(told.len(), 10);
     assert!(told.iter().all(|event| event.flow().idle < std::time::Duration::from_secs(1)), "{told:?}");
-    b.hear(&told);
+    b.receive(&told);
     assert_eq!(b.count(|replication| replication.refused().get()), 0);
 }

@@ -1,5 +1,5 @@
-//! Captures: every packet is reported once with what became of it, packets leave as without a capture, and a worker that
-//! is busy, or whose copies nobody takes, forwards all the same.
+//! Captures: every packet is reported once with what became of it, packets leave as without a capture, and a worker
+//! that is busy, or whose copies nobody takes, forwards all the same.
 
 use std::sync::Arc;
 

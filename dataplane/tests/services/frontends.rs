@@ -1,5 +1,5 @@
-//! Every frontend of a service counts its own traffic, though they lead to the same backends: other ports, several VIPs,
-//! node ports.
+//! Every frontend of a service counts its own traffic, though they lead to the same backends: other ports, several
+//! VIPs, node ports.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ const NODE_PORT: &str = "192.0.2.2:30081";
 /// The TCP frontends of [`state`] in the order of their ports.
 const FRONTENDS: [&str; 5] = ["192.0.2.100:80", "192.0.2.105:80", "[2001:db8::1:0]:80", "192.0.2.100:81", NODE_PORT];
 
-/// The Service `web` of the rig at two VIPs of IPv4, and with another port to the same ports of its backends, which has a
-/// node port.
+/// The Service `web` of the rig at two VIPs of IPv4, and with another port to the same ports of its backends, which has
+/// a node port.
 fn state(mode: Mode) -> State {
     let mut state = rig::state();
     let web = state.services.get_mut(&ServiceName::new("default", "web")).unwrap();
@@ -42,7 +42,7 @@ fn totals(rig: &Rig) -> Vec<FrontendTotals> {
     let tcp = view.frontends.iter().filter(|frontend| frontend.protocol == proto::Protocol::Tcp);
     let workers = [Arc::clone(&rig.counters)];
     let (names, totals): (Vec<_>, Vec<_>) =
-        tcp.map(|frontend| (frontend.place.to_string(), frontend.counters.totals(&workers))).unzip();
+        tcp.map(|frontend| (frontend.address.to_string(), frontend.counters.totals(&workers))).unzip();
     assert_eq!(names, FRONTENDS.map(|at| at.replace("192.0.2.2:", "node port ")));
     totals
 }
@@ -120,8 +120,8 @@ fn totals_stay_when_backends_go_and_when_a_frontend_goes_the_others_stay() {
         service.ports[0].vips.pop();
     });
     let snapshot = rig.compiler.initial();
-    let new_flows = |place: &str| {
-        let frontend = snapshot.services()[&web].frontends.iter().find(|of| of.place.to_string() == place);
+    let new_flows = |address: &str| {
+        let frontend = snapshot.services()[&web].frontends.iter().find(|of| of.address.to_string() == address);
         frontend.map(|of| of.counters.totals(&[Arc::clone(&rig.counters)]).new_flows)
     };
     assert_eq!(FRONTENDS[..2].iter().map(|at| new_flows(at)).collect::<Vec<_>>(), [Some(5), None]);

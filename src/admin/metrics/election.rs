@@ -1,6 +1,6 @@
 //! Metrics of the election of the owners of VIPs, and of stations that announce the same VIPs.
 //!
-//! Not here: the election (`agent::fleet::election`).
+//! Not here: the election (`fleet::election`).
 
 use std::fmt;
 

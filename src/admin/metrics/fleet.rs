@@ -1,7 +1,7 @@
 //! Metrics of routing sessions and of the replication of flows.
 //!
 //! Invariant: a series exists for each peer and partner that is configured, at most 128. Not here: the sessions and the
-//! replication (`agent::fleet`).
+//! replication (`fleet`).
 
 use std::fmt;
 

@@ -52,7 +52,7 @@ pub(super) fn write(writer: &mut MetricWriter<'_>, services: &Views, workers: &[
     let all = || services.values().flat_map(|service| service.frontends.iter().map(move |frontend| (service, frontend)));
     let series = all().take(SERIES_MAX).map(|(service, frontend)| FrontendSeries {
         service: service.name.to_string().into(),
-        frontend: frontend.place.to_string().into(),
+        frontend: frontend.address.to_string().into(),
         protocol: frontend.protocol.as_str().into(),
         totals: frontend.counters.totals(workers),
     });

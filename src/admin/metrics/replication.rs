@@ -1,6 +1,6 @@
 //! Metrics of the replication of flows to partners.
 //!
-//! Not here: the replication (`agent::fleet::replication`), and partners (`fleet`).
+//! Not here: the replication (`fleet::replication`), and partners (`fleet`).
 
 use std::fmt;
 

@@ -107,7 +107,7 @@ impl StatusPage {
         // Held while the document is made, so that many requests take one core at most.
         let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let services = sources.served.borrow().services.clone();
-        reading.refresh(self.started.elapsed(), &services, &sources.workers);
+        reading.refresh(self.started.elapsed(), &services, &sources.workers.counters);
         let document = document::make(query, self.started.elapsed(), &reading, &services, sources, workers);
         match serde_json::to_vec(&document) {
             Ok(json) => response(StatusCode::OK, "application/json", json),

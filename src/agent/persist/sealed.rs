@@ -1,4 +1,4 @@
-//! What files of a gateway have in common: format, checksum, and the time at which they were written.
+//! The envelope of the files of a gateway: format, checksum, and the time at which they were written.
 //!
 //! A file is a name and the digit 2, a SHA-256 of the rest, the number of the machine's boot (16 bytes), the time since
 //! that boot, suspended time included (8 bytes, ns), the time of day (8 bytes, seconds since 1970), and the content.

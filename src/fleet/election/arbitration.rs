@@ -1,4 +1,4 @@
-//! What follows from the controller's decisions about groups that other gateways claim, too.
+//! Arbitration: the controller decides about groups that other gateways claim, too, and this gateway gives and takes.
 //!
 //! Gateways that do not hear each other all announce the same addresses, and the last one to do so is believed. So the
 //! one that keeps a group announces them again (`defence`).
@@ -10,7 +10,7 @@ use super::defence::Defence;
 
 impl Candidacy {
     /// Gives groups away, and takes them back, as decided.
-    pub(super) fn obey(&mut self, defence: &mut Defence, now_ns: u64) {
+    pub(super) fn apply_arbitration(&mut self, defence: &mut Defence, now_ns: u64) {
         if !self.arbitration.has_changed().unwrap_or(false) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Groups that another gateway claimed although this one owns them: it announced one of their addresses, asked for one
+//! The defence of groups that another gateway claimed although this one owns them: it announced one of their addresses, asked for one
 //! because it has lost it, or advertised the group with a lower priority. This gateway announces them again, because
 //! switches, clients and backends may send to the other one now, until their neighbour entries expire.
 //!

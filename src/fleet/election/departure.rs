@@ -1,4 +1,4 @@
-//! The way out of a gateway that is drained: it gives its groups of VIPs away one after another.
+//! The departure of a drained gateway: it gives its groups of VIPs away one after another.
 //!
 //! So switches and clients learn of a few VIPs at a time, and the load of the new owners grows in steps. The next group
 //! follows when another gateway has taken the one before.

@@ -1,10 +1,10 @@
-//! Several gateways on a link without an election: each hears that another station announces its VIPs.
+//! Duplicate address detection without an election: another station on the link announces VIPs of this gateway.
 //!
 //! The gateway with the lower Ethernet address leaves the VIP to the other one; ARP and NDP carry no names. The one with
-//! the higher address goes on, and announces the VIP again so that the other hears it. Both report it.
+//! the higher address goes on, and announces the VIP again, to the other one too. Both report it.
 //!
 //! Invariant: a VIP is announced again at most once in [`DEFENCE`], so that two stations do not flood the link.
-//! Not here: hearing the others (`dataplane`).
+//! Not here: the packets of the others (`dataplane`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -35,45 +35,55 @@ struct Duplicates {
     defended: BTreeMap<IpAddr, (Instant, u64)>,
 }
 
-/// Follows claims of other stations. Returns only with an error.
-///
-/// # Errors
-/// Never: it is an endless loop.
-pub async fn watch_claims(
-    ownership: Arc<VipOwnership>,
-    answers: watch::Sender<VipAnswers>,
-    status: watch::Sender<ElectionStatus>,
-) -> Result<(), Failure> {
-    let mut duplicates = Duplicates::default();
-    let mut tick = interval(TICK);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tick.tick().await;
-        let now = Instant::now();
-        while let Some(claim) = ownership.take_claim() {
-            let is_new = status.borrow().duplicates.get(&claim.vip) != Some(&claim.other);
-            duplicates.note(claim, now);
-            status.send_modify(|status| {
-                status.claims += 1;
-                status.duplicates.insert(claim.vip, claim.other);
-            });
-            if is_new {
-                let VipClaim { vip, other, own, .. } = claim;
-                let does = if own < other { "this gateway stops answering for it" } else { "this gateway goes on answering" };
-                tracing::error!(
-                    %vip, %other, %own, does,
-                    "another station announces a VIP of this gateway; several gateways on a link need `announce: {{election: \
-                     keepalived}}`"
-                );
+/// The task that follows claims of other stations where there is no election. Cloned for each start.
+#[derive(Clone, Debug)]
+pub struct DuplicateWatch {
+    /// Where workers report claims.
+    pub ownership: Arc<VipOwnership>,
+    /// Output: for which VIPs the next snapshot answers.
+    pub answers: watch::Sender<VipAnswers>,
+    /// Output, for operators.
+    pub status: watch::Sender<ElectionStatus>,
+}
+
+impl DuplicateWatch {
+    /// Follows claims of other stations. Returns only with an error.
+    ///
+    /// # Errors
+    /// Never: it is an endless loop.
+    pub async fn run(self) -> Result<(), Failure> {
+        let Self { ownership, answers, status } = self;
+        let mut duplicates = Duplicates::default();
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            let now = Instant::now();
+            while let Some(claim) = ownership.take_claim() {
+                let is_new = status.borrow().duplicates.get(&claim.vip) != Some(&claim.other);
+                duplicates.note(claim, now);
+                status.send_modify(|status| {
+                    status.claims += 1;
+                    status.duplicates.insert(claim.vip, claim.other);
+                });
+                if is_new {
+                    let VipClaim { vip, other, own, .. } = claim;
+                    let does = if own < other { "this gateway stops answering for it" } else { "this gateway goes on answering" };
+                    tracing::error!(
+                        %vip, %other, %own, does,
+                        "another station announces a VIP of this gateway; several gateways on a link need `announce: {{election: \
+                         keepalived}}`"
+                    );
+                }
             }
+            for vip in duplicates.expire(now) {
+                status.send_modify(|status| {
+                    status.duplicates.remove(&vip);
+                });
+                tracing::info!(%vip, "nobody else has announced the VIP for a while");
+            }
+            answers.send_if_modified(|answers| duplicates.apply(answers));
         }
-        for vip in duplicates.expire(now) {
-            status.send_modify(|status| {
-                status.duplicates.remove(&vip);
-            });
-            tracing::info!(%vip, "nobody else has announced the VIP for a while");
-        }
-        answers.send_if_modified(|answers| duplicates.apply(answers));
     }
 }
 

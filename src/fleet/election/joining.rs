@@ -1,5 +1,5 @@
-//! What a gateway waits for before it takes VIPs: a complete state, the neighbours that its backends are behind, and the
-//! flows of its partners.
+//! The conditions under which a gateway that joins takes VIPs: a complete state, the neighbours that its backends are
+//! behind, and the flows of its partners.
 //!
 //! Invariant: only the wait for a state has no end. A backend that never answers, or a partner that never sends, delays a
 //! gateway but does not keep it out. What has come once is not asked for again in the same election.

@@ -1,4 +1,4 @@
-//! The priority with which this gateway stands for election in each group.
+//! The VRRP priority of this gateway in each group.
 //!
 //! | gateway | priority |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What all gateways of a group must have in common, so that each SNAT address has one owner.
+//! The agreement of a group: settings that all its gateways share, so that each SNAT address has one owner.
 //!
 //! **Invariant:** two gateways with the same digest give each group the same SNAT addresses and the same VRID. Not here:
 //! the handshake, which compares the digests (`channel`).

@@ -1,7 +1,7 @@
 //! The TCP connection of a session: the handshake, and sealed messages with their length.
 //!
-//! **Invariant:** nothing is read that is longer than [`FRAME_MAX`], and nothing is believed before the proof of the
-//! other side. Not here: what the messages mean.
+//! **Invariant:** nothing is read that is longer than [`FRAME_MAX`], and nothing is believed before the other side has proven
+//! that it has the key. Not here: what the messages mean.
 
 use std::io;
 use std::time::Duration;
@@ -13,7 +13,9 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::seal::{self, HANDSHAKE_BYTES_MAX, Identity, Opener, PROOF, SealError, SealedSession, Sealer, SessionSide, TAG};
+use super::seal::{
+    self, HANDSHAKE_BYTES_MAX, Identity, Offer, Opener, PendingSession, SealError, SealedSession, Sealer, TAG, VERSION,
+};
 use super::window::WindowError;
 use crate::worker_threads::inquiries::NoAnswer;
 
@@ -47,6 +49,13 @@ pub(super) enum SessionError {
     Gone,
     #[error("it closed the connection")]
     Closed,
+    #[error(
+        "it closed the connection without an answer: it speaks another version of the replication, or its log says why; \
+         upgrade the older one"
+    )]
+    Unanswered,
+    #[error("the key by which the session began is no longer in `fleet.key`; a new session follows")]
+    KeyWithdrawn,
     #[error("it refused: {0}")]
     Refused(SealError),
     #[error(
@@ -58,9 +67,9 @@ pub(super) enum SessionError {
     Changed,
 }
 
-/// Why the teller refuses, in place of an answer.
+/// Why the sender refuses, in place of an answer: one byte, after [`REFUSED_VERSION`] the newest version that it speaks.
 const REFUSED_KEY: u8 = 0;
-const REFUSED_ITSELF: u8 = 1;
+const REFUSED_VERSION: u8 = 2;
 
 async fn write_handshake(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
@@ -83,8 +92,8 @@ fn check_agreement(own: &Identity, partner: &Identity, groups: u8) -> Result<(),
     if own.agreement == partner.agreement { Ok(()) } else { Err(SessionError::Disagrees(partner.name.clone(), groups)) }
 }
 
-/// The follower's handshake. Returns the session, and who the teller is. It proves itself before it judges what the teller
-/// has, so both sides name the same cause.
+/// The follower's handshake. Returns the session, and who the sender is. It introduces itself before it judges what the
+/// sender has, so both sides name the same cause.
 pub(super) async fn follow(
     stream: &mut TcpStream,
     identity: &Identity,
@@ -92,23 +101,29 @@ pub(super) async fn follow(
     groups: u8,
 ) -> Result<(SealedSession, Identity), SessionError> {
     let handshake = async {
-        let offer = seal::offer(identity, keys)?;
-        write_handshake(stream, &offer).await?;
-        let answer = read_handshake(stream).await?;
+        let offer = Offer::new(keys)?;
+        write_handshake(stream, &offer.bytes).await?;
+        let answer = read_handshake(stream).await.map_err(|error| match error {
+            SessionError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => SessionError::Unanswered,
+            other => other,
+        })?;
         match answer[..] {
             [REFUSED_KEY] => return Err(SessionError::Refused(SealError::Key)),
-            [REFUSED_ITSELF] => return Err(SealError::Itself(identity.name.clone()).into()),
+            [REFUSED_VERSION, newest] => return Err(SealError::Version(newest).into()),
             _ => {}
         }
-        let (session, teller) = seal::accept(&offer, &answer, identity, keys)?;
-        stream.write_all(&session.proof(SessionSide::PartnerFollower)).await?;
-        check_agreement(identity, &teller, groups)?;
-        Ok((session, teller))
+        let (PendingSession { session, bytes }, sender) = offer.accept(&answer, identity, keys)?;
+        write_handshake(stream, &bytes).await?;
+        if sender.name == identity.name {
+            return Err(SealError::Itself(sender.name).into());
+        }
+        check_agreement(identity, &sender, groups)?;
+        Ok((session, sender))
     };
     timeout(HANDSHAKE_MAX, handshake).await.unwrap_or(Err(SessionError::Slow))
 }
 
-/// The teller's handshake. Returns the session, and who the follower is.
+/// The sender's handshake. Returns the session, and who the follower is.
 pub(super) async fn tell(
     stream: &mut TcpStream,
     identity: &Identity,
@@ -117,24 +132,19 @@ pub(super) async fn tell(
 ) -> Result<(SealedSession, Identity), SessionError> {
     let handshake = async {
         let offer = read_handshake(stream).await?;
-        let (answer, session, follower) = match seal::answer(&offer, identity, keys) {
+        let PendingSession { session, bytes } = match seal::answer(&offer, identity, keys) {
             Ok(answer) => answer,
             Err(error) => {
-                let refusal = match error {
-                    SealError::Key => Some(REFUSED_KEY),
-                    SealError::Itself(_) => Some(REFUSED_ITSELF),
-                    _ => None,
-                };
-                if let Some(refusal) = refusal {
-                    write_handshake(stream, &[refusal]).await?;
+                match error {
+                    SealError::Key => write_handshake(stream, &[REFUSED_KEY]).await?,
+                    SealError::Version(_) => write_handshake(stream, &[REFUSED_VERSION, VERSION]).await?,
+                    _ => {}
                 }
                 return Err(error.into());
             }
         };
-        write_handshake(stream, &answer).await?;
-        let mut proof = [0; PROOF];
-        stream.read_exact(&mut proof).await?;
-        session.check(SessionSide::PartnerFollower, &proof)?;
+        write_handshake(stream, &bytes).await?;
+        let follower = session.introduced(&read_handshake(stream).await?, identity)?;
         check_agreement(identity, &follower, groups)?;
         Ok((session, follower))
     };
@@ -149,15 +159,16 @@ pub(super) async fn write(
     mut messages: mpsc::Receiver<Vec<u8>>,
 ) -> Result<(), SessionError> {
     loop {
-        let mut message = tokio::select! {
+        let message = tokio::select! {
             biased;
             Some(message) = urgent.recv() => message,
             Some(message) = messages.recv() => message,
             else => return Ok(()),
         };
         let length = u16::try_from(message.len() + TAG).map_err(io::Error::other)?.to_be_bytes();
-        sealer.seal(&length, &mut message)?;
-        stream.write_all(&[&length[..], &message].concat()).await?;
+        let mut sealed = length.to_vec();
+        sealer.seal(&message, &mut sealed)?;
+        stream.write_all(&sealed).await?;
     }
 }
 
@@ -175,7 +186,7 @@ pub(super) async fn read(mut stream: OwnedReadHalf, opener: Opener, messages: mp
         }
         let mut sealed = vec![0; length];
         stream.read_exact(&mut sealed).await?;
-        let message = opener.open(counter, &head, &mut sealed)?.to_vec();
+        let message = opener.open(counter, &sealed)?;
         if messages.send(message).await.is_err() {
             break;
         }
@@ -196,32 +207,32 @@ mod tests {
         Identity { name: format!("edge-{n}"), address, process: [n; 8], agreement: [7; 32] }
     }
 
-    async fn both(of_follower: u8, of_teller: u8) -> (Result<Identity, SessionError>, Result<Identity, SessionError>) {
-        both_of(identity(1), of_follower, of_teller).await
+    async fn both(of_follower: u8, of_sender: u8) -> (Result<Identity, SessionError>, Result<Identity, SessionError>) {
+        both_of(identity(1), of_follower, of_sender).await
     }
 
     async fn both_of(
         one: Identity,
         of_follower: u8,
-        of_teller: u8,
+        of_sender: u8,
     ) -> (Result<Identity, SessionError>, Result<Identity, SessionError>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let follower = async {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            let (session, teller) = follow(&mut stream, &one, &[GroupKey::new([of_follower; 32])], 2).await?;
+            let (session, sender) = follow(&mut stream, &one, &[GroupKey::new([of_follower; 32])], 2).await?;
             let (read_half, _write_half) = stream.into_split();
             let (messages, mut read_messages) = mpsc::channel(1);
-            let reading = tokio::spawn(read(read_half, session.stream(SessionSide::PartnerFollower).1, messages));
+            let reading = tokio::spawn(read(read_half, session.stream().1, messages));
             assert_eq!(read_messages.recv().await.unwrap(), b"urgent");
             assert_eq!(read_messages.recv().await.unwrap(), b"first");
             assert_eq!(read_messages.recv().await.unwrap(), b"second");
             assert!(matches!(reading.await.unwrap(), Err(SessionError::Closed)));
-            Ok(teller)
+            Ok(sender)
         };
-        let teller = async {
+        let sender = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let (session, follower) = tell(&mut stream, &identity(2), &[GroupKey::new([of_teller; 32])], 2).await?;
+            let (session, follower) = tell(&mut stream, &identity(2), &[GroupKey::new([of_sender; 32])], 2).await?;
             let (_read_half, write_half) = stream.into_split();
             let (messages, written) = mpsc::channel(2);
             messages.send(b"first".to_vec()).await.unwrap();
@@ -229,22 +240,22 @@ mod tests {
             let (urgent, repaired) = mpsc::channel(1);
             urgent.send(b"urgent".to_vec()).await.unwrap();
             drop((messages, urgent));
-            write(write_half, session.stream(SessionSide::Teller).0, repaired, written).await?;
+            write(write_half, session.stream().0, repaired, written).await?;
             Ok(follower)
         };
-        tokio::join!(follower, teller)
+        tokio::join!(follower, sender)
     }
 
     #[tokio::test]
     async fn gateways_with_the_same_key_exchange_messages() {
-        let (teller, follower) = both(7, 7).await;
-        assert_eq!((teller.unwrap(), follower.unwrap()), (identity(2), identity(1)));
+        let (sender, follower) = both(7, 7).await;
+        assert_eq!((sender.unwrap(), follower.unwrap()), (identity(2), identity(1)));
     }
 
     #[tokio::test]
     async fn a_partner_with_other_groups_or_snat_addresses_is_named_on_both_sides() {
-        let (of_follower, of_teller) = both_of(Identity { agreement: [8; 32], ..identity(1) }, 7, 7).await;
-        for (error, partner) in [(of_follower.unwrap_err(), "edge-2"), (of_teller.unwrap_err(), "edge-1")] {
+        let (of_follower, of_sender) = both_of(Identity { agreement: [8; 32], ..identity(1) }, 7, 7).await;
+        for (error, partner) in [(of_follower.unwrap_err(), "edge-2"), (of_sender.unwrap_err(), "edge-1")] {
             let expected = format!(
                 "partner {partner} has other values of `announce.groups`, `announce.firstVrid` or the first 2 of `snat.addresses`"
             );
@@ -254,10 +265,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_wrong_key_is_named_on_both_sides() {
-        let (of_follower, of_teller) = both(7, 8).await;
-        let (of_follower, of_teller) = (of_follower.unwrap_err().to_string(), of_teller.unwrap_err().to_string());
+        let (of_follower, of_sender) = both(7, 8).await;
+        let (of_follower, of_sender) = (of_follower.unwrap_err().to_string(), of_sender.unwrap_err().to_string());
         assert!(of_follower.contains("it refused: it has another key"), "{of_follower}");
-        assert!(of_teller.contains("it has another key; give all gateways"), "{of_teller}");
+        assert!(of_sender.contains("it has another key; give all gateways"), "{of_sender}");
     }
 
     #[tokio::test]

@@ -83,7 +83,7 @@ impl Selection {
         position.and_then(|position| u8::try_from(position).ok()).filter(|group| *group < self.groups.groups)
     }
 
-    /// The flow as partners are told, if it is copied: it is confirmed and lasts. Of one-way modes only those are told
+    /// The flow as it is sent to partners, if it is copied: it is confirmed and lasts. Of one-way modes only those are sent
     /// whose backend was chosen by affinity: others go on through any gateway by the hash.
     fn replica(
         &self,
@@ -139,7 +139,7 @@ pub(super) async fn run(
         let ((groups, lost), dropped) = (hub.copied(), hub.exchange.dropped());
         {
             let _turn = hub.copying.acquire().await.map_err(|_| SessionError::Closed)?;
-            list(&hub, (groups, lost), &messages).await?;
+            list(&hub, groups, lost, &messages).await?;
         }
         last.send_replace(LastCopy { number, owned: groups.owned });
         send(&messages, PartnerMessage::CopyEnds(number)).await?;
@@ -157,7 +157,7 @@ async fn send(messages: &mpsc::Sender<Vec<u8>>, message: PartnerMessage<'_>) -> 
 }
 
 /// Lists the flows of groups of VIPs, and young ones of those that were lost.
-async fn list(hub: &Arc<Hub>, (groups, lost): (OwnedGroups, u64), messages: &mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
+async fn list(hub: &Arc<Hub>, groups: OwnedGroups, lost: u64, messages: &mpsc::Sender<Vec<u8>>) -> Result<(), SessionError> {
     let selection = Selection { groups, lost, snat: hub.snat(), after: hub.after };
     let (mut position, mut next) = (Some(FlowPosition::FIRST), Instant::now());
     while let Some(from) = position {
@@ -201,6 +201,7 @@ mod tests {
 
     use super::super::agreement::Agreement;
     use super::super::exchange::ReplicaExchange;
+    use super::super::hub::HubParts;
     use super::super::seal::Identity;
     use super::*;
 
@@ -239,8 +240,17 @@ mod tests {
         let answers = watch::Sender::<VipAnswers>::default();
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let inquiries = Arc::new(crate::worker_threads::inquiries::tests::without_workers());
-        let inputs = (answers.subscribe(), tunables.subscribe());
-        let hub = Arc::new(Hub::new((own, agreement), (settings.after, None), (exchange, inquiries), inputs, socket));
+        let hub = Arc::new(Hub::new(HubParts {
+            own,
+            agreement,
+            keys: None,
+            after: settings.after,
+            exchange,
+            inquiries,
+            answers: answers.subscribe(),
+            tunables: tunables.subscribe(),
+            socket,
+        }));
         for owned in [0b11, 0b01] {
             let groups = Some(OwnedGroups { groups: 2, owned });
             answers.send_replace(VipAnswers { groups, ..VipAnswers::default() });

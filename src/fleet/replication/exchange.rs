@@ -25,7 +25,7 @@ pub struct ReplicaExchange {
     pub(super) copies_sent: AtomicU64,
     pub(super) copies_received: AtomicU64,
     pub(super) followed: AtomicU64,
-    /// Partners have all flows that were told until then.
+    /// Partners have all flows that were sent until then.
     pub(super) arrived: watch::Sender<Option<Instant>>,
 }
 
@@ -49,7 +49,7 @@ impl ReplicaExchange {
     pub fn outcomes(&self) -> [(&'static str, u64); 4] {
         let sum = |count: fn(&FlowReplication) -> u64| self.queues.iter().map(|queue| count(queue)).sum::<u64>();
         [
-            ("told", sum(|queue| queue.told().get())),
+            ("told", sum(|queue| queue.sent().get())),
             ("dropped", sum(|queue| queue.dropped().get())),
             ("applied", sum(|queue| queue.applied().get())),
             ("refused", sum(|queue| queue.refused().get())),
@@ -77,7 +77,7 @@ impl ReplicaExchange {
         self.followed.load(Ordering::Relaxed)
     }
 
-    /// The time until which partners have everything that this gateway told; `None` before it was first looked at. A
+    /// The time until which partners have everything that this gateway sent; `None` before it was first looked at. A
     /// partner whose session has just ended is waited for.
     #[must_use]
     pub fn arrived(&self) -> watch::Receiver<Option<Instant>> {
@@ -101,7 +101,7 @@ impl ReplicaExchange {
     }
 
     /// What workers tell, until their queues are empty, or as much as fits into them once.
-    pub(super) fn told(&self) -> impl Iterator<Item = ReplicaEvent> {
+    pub(super) fn events(&self) -> impl Iterator<Item = ReplicaEvent> {
         self.queues.iter().flat_map(|queue| std::iter::from_fn(move || queue.take()).take(QUEUE_EVENTS))
     }
 
@@ -130,7 +130,7 @@ mod tests {
         let exchange = ReplicaExchange::new(None, 4);
         assert!(exchange.queue(0).is_none());
         exchange.give(&[ReplicaEvent::Holds(flow(1))]).await;
-        assert_eq!((exchange.told().count(), exchange.shadow_flows()), (0, 0));
+        assert_eq!((exchange.events().count(), exchange.shadow_flows()), (0, 0));
         let exchange = ReplicaExchange::new(Some(&Replication::default()), 2);
         assert!(exchange.queue(1).is_some() && exchange.queue(2).is_none());
         assert_eq!(exchange.queue(0).unwrap().after(), Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! The follower's side of a session: takes a copy and news of one teller, and gives them to the workers.
+//! The follower's side of a session: takes a copy and news of one sender, and gives them to the workers.
 //!
 //! **Invariant:** news is applied in its order, and a repeated, forged or late datagram changes nothing. Shadow flows stay
 //! when a session ends. Not here: order and gaps (`window`).
@@ -21,11 +21,11 @@ use super::channel::{self, HANDSHAKE_MAX, HEARTBEAT, SILENCE_MAX, SessionError};
 use super::hub::Hub;
 use super::message::PartnerMessage;
 use super::record;
-use super::seal::{Identity, Opener, Sealer, SessionId, SessionSide};
-use super::teller::reason;
+use super::seal::{Identity, Opener, Sealer};
+use super::sender::reason;
 use super::window::{BatchWindow, TouchedFlows};
 
-/// Messages that wait to be applied: 16 pages of 8 KiB are 128 KiB. TCP slows the teller down beyond.
+/// Messages that wait to be applied: 16 pages of 8 KiB are 128 KiB. TCP slows the sender down beyond.
 const MESSAGES_WAITING_MAX: usize = 16;
 /// Batches and pages that wait for room in the queues of workers: 64 of at most 240 events of 152 B are 2.3 MB.
 const EVENTS_WAITING_MAX: usize = 64;
@@ -55,7 +55,7 @@ pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
         if matches!(error, SessionError::Gone | SessionError::BatchWindow(_)) {
             last = None;
         }
-        hub.stand(partner, |standing| (standing.is_followed, standing.has_failed) = (false, true));
+        hub.update_partner(partner, |state| (state.is_followed, state.has_failed) = (false, true));
         if has_followed {
             (waits, logged) = (BACKOFF.build(), String::new());
         }
@@ -68,7 +68,7 @@ pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
     }
 }
 
-/// A process of a teller, and the number of the first of its batches that the workers may not have.
+/// A process of a sender, and the number of the first of its batches that the workers may not have.
 type Followed = ([u8; 8], u64);
 
 async fn follow(
@@ -80,11 +80,10 @@ async fn follow(
     let mut stream = timeout(HANDSHAKE_MAX, TcpStream::connect(partner)).await.map_err(|_| SessionError::Slow)??;
     stream.set_nodelay(true)?;
     let identity = hub.identity();
-    let (session, teller) = channel::follow(&mut stream, &identity, &hub.keys(), hub.agreement.groups).await?;
-    let Identity { name, process, .. } = teller;
+    let (session, sender) = channel::follow(&mut stream, &identity, &hub.keys(), hub.agreement.groups).await?;
+    let Identity { name, process, .. } = sender;
     let mut registered = hub.register(session.id());
-    let ((sealer, opener), (by_udp, from_udp)) =
-        (session.stream(SessionSide::PartnerFollower), session.datagrams(SessionSide::PartnerFollower));
+    let ((sealer, opener), (by_udp, from_udp)) = (session.stream(), session.datagrams());
     let (read_half, write_half) = stream.into_split();
     let (messages, written) = mpsc::channel(ASKED_WAITING_MAX);
     let (reads, mut read) = mpsc::channel(MESSAGES_WAITING_MAX);
@@ -96,7 +95,6 @@ async fn follow(
     let mut follower = PartnerFollower {
         hub,
         partner,
-        id: session.id(),
         by_udp,
         from_udp,
         messages,
@@ -110,13 +108,13 @@ async fn follow(
         process,
         last: *last,
     };
-    hub.stand(partner, |standing| (standing.name, standing.has_failed) = (Some(name.clone()), false));
+    hub.update_partner(partner, |state| (state.name, state.has_failed) = (Some(name.clone()), false));
     let mut heartbeat = interval(HEARTBEAT);
     heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             ended = tasks.join_next() => return Err(reason(ended)),
-            Some(datagram) = registered.datagrams.recv() => follower.take_datagram(datagram).await?,
+            Some(datagram) = registered.datagrams.recv() => follower.take_datagram(&datagram).await?,
             Some(message) = read.recv(), if follower.has_room() => {
                 let was_complete = follower.copies.1 > 0;
                 follower.take_message(&message).await?;
@@ -128,6 +126,9 @@ async fn follow(
             _ = heartbeat.tick() => {
                 if hub.identity() != identity {
                     return Err(SessionError::Changed);
+                }
+                if !hub.accepts(session.key()) {
+                    return Err(SessionError::KeyWithdrawn);
                 }
                 follower.apply_news().await?;
                 follower.acknowledge().await?;
@@ -150,7 +151,6 @@ async fn give(hub: Arc<Hub>, mut events: mpsc::Receiver<Vec<ReplicaEvent>>) -> R
 struct PartnerFollower<'a> {
     hub: &'a Hub,
     partner: SocketAddr,
-    id: SessionId,
     by_udp: Sealer,
     from_udp: Opener,
     messages: mpsc::Sender<Vec<u8>>,
@@ -164,20 +164,20 @@ struct PartnerFollower<'a> {
     /// Counter of the next heartbeat.
     counter: u64,
     questions: Questions,
-    /// The process of the teller, and what was followed before.
+    /// The process of the sender, and what was followed before.
     process: [u8; 8],
     last: Option<Followed>,
 }
 
 impl PartnerFollower<'_> {
-    async fn take_datagram(&mut self, mut datagram: Vec<u8>) -> Result<(), SessionError> {
-        let Ok((counter, message)) = self.from_udp.datagram(&mut datagram) else { return Ok(()) };
-        match PartnerMessage::decode(message) {
+    async fn take_datagram(&mut self, datagram: &[u8]) -> Result<(), SessionError> {
+        let Ok((counter, message)) = self.from_udp.datagram(datagram) else { return Ok(()) };
+        match PartnerMessage::decode(&message) {
             Some(PartnerMessage::Batch(number, records)) => {
                 self.window.add(number, records)?;
                 self.apply_news().await
             }
-            // A repeated one would say that the teller lives.
+            // A repeated one would say that the sender lives.
             Some(PartnerMessage::Heartbeat(next)) if counter >= self.counter => {
                 (self.heard, self.counter) = (Instant::now(), counter + 1);
                 self.window.heard(next);
@@ -195,7 +195,7 @@ impl PartnerFollower<'_> {
                 self.window.heard(first);
                 self.touched.begin();
                 self.copies.0 = copy;
-                // The teller waits for it.
+                // The sender waits for it.
                 self.acknowledge().await
             }
             Some(PartnerMessage::Page(mark, records)) => {
@@ -209,7 +209,7 @@ impl PartnerFollower<'_> {
                 self.touched.end();
                 self.copies.1 = copy;
                 self.hub.exchange.copies_received.fetch_add(1, Ordering::Relaxed);
-                self.hub.stand(self.partner, |standing| standing.is_followed = true);
+                self.hub.update_partner(self.partner, |state| state.is_followed = true);
                 self.acknowledge().await
             }
             Some(PartnerMessage::Batch(number, records)) => {
@@ -262,7 +262,7 @@ impl PartnerFollower<'_> {
         }
         let (begun, complete) = self.copies;
         let message = PartnerMessage::Acknowledge(self.window.next(), begun, complete).encode();
-        let datagram = self.by_udp.datagram(self.id, message)?;
+        let datagram = self.by_udp.datagram(&message)?;
         // What the kernel refuses is lost like any other datagram.
         let _ = self.hub.socket.send_to(&datagram, self.partner).await;
         Ok(())
@@ -274,7 +274,7 @@ impl PartnerFollower<'_> {
 struct Questions {
     /// Missing batches that were asked for, and when.
     asked: BTreeMap<u64, Instant>,
-    /// The number of the teller's next batch at the last heartbeat.
+    /// The number of the sender's next batch at the last heartbeat.
     head_before: u64,
 }
 

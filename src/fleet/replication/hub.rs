@@ -1,5 +1,5 @@
-//! What the sessions of a gateway share: keys, batches that were sent, sessions by their datagrams, and how each partner
-//! stands.
+//! The shared state of the sessions of a gateway: keys, batches that were sent, sessions by their datagrams, and the state of each
+//! partner.
 //!
 //! **Invariant:** a lock is held for a few lines, never while something is awaited. Not here: the sessions themselves.
 
@@ -15,7 +15,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::agreement::Agreement;
 use super::exchange::ReplicaExchange;
-use super::seal::{Identity, KEYS_MAX, SessionId, session_of};
+use super::seal::{Identity, KEYS_MAX, KeyId, SessionId, identifier, session_of};
 use super::sent::SentBatches;
 use crate::worker_threads::inquiries::Inquiries;
 
@@ -53,20 +53,20 @@ impl GroupHistory {
 
 /// A partner that follows this gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FollowerStanding {
+pub(super) struct FollowerProgress {
     /// Whether it has a complete copy.
     pub(super) is_in_sync: bool,
     /// It has every batch before this one.
     pub(super) acknowledged: u64,
 }
 
-/// How a partner stands.
+/// The state of a partner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct PartnerStanding {
+pub(super) struct PartnerState {
     /// Its name.
     pub(super) name: Option<String>,
     /// `None` while it does not follow this gateway.
-    pub(super) follows: Option<FollowerStanding>,
+    pub(super) follows: Option<FollowerProgress>,
     /// When it ceased to follow this gateway.
     pub(super) left_at: Option<Instant>,
     /// Whether this gateway has a complete copy of its flows, and follows them.
@@ -75,13 +75,68 @@ pub(super) struct PartnerStanding {
     pub(super) has_failed: bool,
 }
 
-impl PartnerStanding {
-    /// Whether it has all flows that were told in batches before number `head`. One that does not follow this gateway has
+impl PartnerState {
+    /// Whether it has all flows that were sent in batches before number `head`. One that does not follow this gateway has
     /// nothing to wait for, unless its session ended a moment ago: it dials again.
     fn has_until(&self, head: u64, now: Instant) -> bool {
         let has_left = self.left_at.is_none_or(|at| now.saturating_duration_since(at) >= PARTNER_LEFT);
         self.follows.map_or(has_left, |follower| follower.is_in_sync && follower.acknowledged >= head)
     }
+}
+
+/// The keys of the group, the preferred one first.
+#[derive(Debug)]
+struct GroupKeys {
+    keys: Vec<GroupKey>,
+    /// Whether they are those of a file, which an operator changes.
+    are_of_file: bool,
+}
+
+impl GroupKeys {
+    /// The keys of the file, if they are those of a file.
+    fn set(&mut self, keys: &[GroupKey]) {
+        if self.are_of_file {
+            self.keys = keys.to_vec();
+        }
+    }
+
+    /// A new key of the controller. The one before it is kept, because others get the new one a moment earlier or later.
+    fn take(&mut self, key: GroupKey) {
+        if self.keys.first() != Some(&key) {
+            self.keys.retain(|known| *known != key);
+            self.keys.insert(0, key);
+            self.keys.truncate(KEYS_MAX);
+        }
+    }
+
+    /// Whether a session that began by this key goes on: an operator who takes a key out of the file no longer trusts it. A
+    /// controller that starts makes another key, which says nothing about the last one.
+    fn accept(&self, key: KeyId) -> bool {
+        !self.are_of_file || self.keys.iter().any(|known| identifier(known) == key)
+    }
+}
+
+/// What a hub is made of.
+#[derive(Debug)]
+pub(super) struct HubParts {
+    /// This gateway.
+    pub(super) own: Identity,
+    /// The settings of the election.
+    pub(super) agreement: Agreement,
+    /// The keys of a file, if there is one.
+    pub(super) keys: Option<Vec<GroupKey>>,
+    /// The age from which on flows are replicated.
+    pub(super) after: Duration,
+    /// The queues of the workers.
+    pub(super) exchange: Arc<ReplicaExchange>,
+    /// Lists flows.
+    pub(super) inquiries: Arc<Inquiries>,
+    /// The groups of VIPs that this gateway owns.
+    pub(super) answers: watch::Receiver<VipAnswers>,
+    /// The SNAT addresses.
+    pub(super) tunables: watch::Receiver<Tunables>,
+    /// The socket of all sessions.
+    pub(super) socket: UdpSocket,
 }
 
 /// What the sessions share.
@@ -92,7 +147,7 @@ pub(super) struct Hub {
     pub(super) agreement: Agreement,
     /// The queues of the workers.
     pub(super) exchange: Arc<ReplicaExchange>,
-    /// The age at which flows are told.
+    /// The age from which on flows are replicated.
     pub(super) after: Duration,
     /// The socket of all sessions.
     pub(super) socket: UdpSocket,
@@ -106,9 +161,9 @@ pub(super) struct Hub {
     history: Mutex<GroupHistory>,
     tunables: watch::Receiver<Tunables>,
     sent: Mutex<SentBatches>,
-    keys: Mutex<Vec<GroupKey>>,
+    keys: Mutex<GroupKeys>,
     sessions: Mutex<HashMap<SessionId, mpsc::Sender<Vec<u8>>>>,
-    standings: Mutex<BTreeMap<SocketAddr, PartnerStanding>>,
+    partner_states: Mutex<BTreeMap<SocketAddr, PartnerState>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -116,30 +171,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    /// Of a gateway that has no session yet. `key` is that of a file.
-    pub(super) fn new(
-        (own, agreement): (Identity, Agreement),
-        (after, key): (Duration, Option<GroupKey>),
-        (exchange, inquiries): (Arc<ReplicaExchange>, Arc<Inquiries>),
-        (answers, tunables): (watch::Receiver<VipAnswers>, watch::Receiver<Tunables>),
-        socket: UdpSocket,
-    ) -> Self {
+    /// Of a gateway that has no session yet.
+    pub(super) fn new(parts: HubParts) -> Self {
         Self {
-            own,
-            agreement,
-            exchange,
-            after,
-            socket,
-            inquiries,
+            own: parts.own,
+            agreement: parts.agreement,
+            exchange: parts.exchange,
+            after: parts.after,
+            socket: parts.socket,
+            inquiries: parts.inquiries,
             copying: Semaphore::new(1),
             head: watch::Sender::new(0),
-            answers,
+            answers: parts.answers,
             history: Mutex::default(),
-            tunables,
+            tunables: parts.tunables,
             sent: Mutex::default(),
-            keys: Mutex::new(key.into_iter().collect()),
+            keys: Mutex::new(GroupKeys { are_of_file: parts.keys.is_some(), keys: parts.keys.unwrap_or_default() }),
             sessions: Mutex::default(),
-            standings: Mutex::default(),
+            partner_states: Mutex::default(),
         }
     }
 
@@ -148,19 +197,24 @@ impl Hub {
         Identity { agreement: self.agreement.digest(&self.tunables.borrow().snat), ..self.own.clone() }
     }
 
-    /// The keys of the group, the present one first.
+    /// The keys of the group, the preferred one first.
     pub(super) fn keys(&self) -> Vec<GroupKey> {
-        lock(&self.keys).clone()
+        lock(&self.keys).keys.clone()
     }
 
-    /// Takes a new key over. The one before it is kept, because others get the new one a moment earlier or later.
+    /// Takes the keys of the file over, as far as they are those of a file.
+    pub(super) fn set_keys(&self, keys: &[GroupKey]) {
+        lock(&self.keys).set(keys);
+    }
+
+    /// Takes a new key of the controller over.
     pub(super) fn take_key(&self, membership: &Membership) {
-        let mut keys = lock(&self.keys);
-        if keys.first() != Some(&membership.key) {
-            keys.retain(|key| *key != membership.key);
-            keys.insert(0, membership.key);
-            keys.truncate(KEYS_MAX);
-        }
+        lock(&self.keys).take(membership.key);
+    }
+
+    /// Whether a session that began by this key goes on.
+    pub(super) fn accepts(&self, key: KeyId) -> bool {
+        lock(&self.keys).accept(key)
     }
 
     /// The batches that were sent.
@@ -197,8 +251,8 @@ impl Hub {
         Registered { hub: Arc::clone(self), id, datagrams }
     }
 
-    /// Passes a datagram to its session; one of no session is dropped.
-    pub(super) fn pass(&self, datagram: &[u8]) {
+    /// Dispatches a datagram to its session; a datagram without a session is dropped.
+    pub(super) fn dispatch(&self, datagram: &[u8]) {
         let session = session_of(datagram).and_then(|id| lock(&self.sessions).get(&id).cloned());
         if let Some(session) = session {
             // A session that cannot take it asks for it again.
@@ -206,25 +260,25 @@ impl Hub {
         }
     }
 
-    /// Changes how a partner stands.
-    pub(super) fn stand(&self, partner: SocketAddr, change: impl FnOnce(&mut PartnerStanding)) {
-        change(lock(&self.standings).entry(partner).or_default());
+    /// Changes the state of a partner.
+    pub(super) fn update_partner(&self, partner: SocketAddr, change: impl FnOnce(&mut PartnerState)) {
+        change(lock(&self.partner_states).entry(partner).or_default());
     }
 
-    /// How these partners stand, and those that follow this gateway. Others are forgotten.
-    pub(super) fn standings(&self, partners: &[SocketAddr]) -> BTreeMap<SocketAddr, PartnerStanding> {
-        let mut standings = lock(&self.standings);
+    /// The states of these partners, and of those that follow this gateway. Others are forgotten.
+    pub(super) fn partner_states(&self, partners: &[SocketAddr]) -> BTreeMap<SocketAddr, PartnerState> {
+        let mut partner_states = lock(&self.partner_states);
         for partner in partners {
-            standings.entry(*partner).or_default();
+            partner_states.entry(*partner).or_default();
         }
-        standings.retain(|address, standing| partners.contains(address) || standing.follows.is_some());
-        standings.clone()
+        partner_states.retain(|address, state| partners.contains(address) || state.follows.is_some());
+        partner_states.clone()
     }
 
-    /// Whether all partners have all flows that were told in batches before number `head`.
+    /// Whether all partners have all flows that were sent in batches before number `head`.
     pub(super) fn have_until(&self, head: u64) -> bool {
         let now = Instant::now();
-        lock(&self.standings).values().all(|standing| standing.has_until(head, now))
+        lock(&self.partner_states).values().all(|state| state.has_until(head, now))
     }
 
     /// How old the oldest news is that a follower lacks.
@@ -256,18 +310,36 @@ mod tests {
     fn a_partner_is_waited_for_while_it_lacks_news_and_for_some_seconds_after_its_session() {
         let start = Instant::now();
         let of = |is_in_sync, acknowledged| {
-            let follower = FollowerStanding { is_in_sync, acknowledged };
-            PartnerStanding { follows: Some(follower), ..PartnerStanding::default() }
+            let follower = FollowerProgress { is_in_sync, acknowledged };
+            PartnerState { follows: Some(follower), ..PartnerState::default() }
         };
         assert!(of(true, 5).has_until(5, start));
         assert!(!of(true, 4).has_until(5, start));
         assert!(!of(false, 5).has_until(5, start), "its copy is not complete");
-        let left = PartnerStanding { left_at: Some(start), ..PartnerStanding::default() };
+        let left = PartnerState { left_at: Some(start), ..PartnerState::default() };
         assert!(!left.has_until(0, start + PARTNER_LEFT - Duration::from_millis(1)));
         assert!(left.has_until(5, start + PARTNER_LEFT));
-        assert!(PartnerStanding::default().has_until(5, start), "it has never followed this gateway");
-        let again = PartnerStanding { left_at: Some(start), ..of(true, 5) };
+        assert!(PartnerState::default().has_until(5, start), "it has never followed this gateway");
+        let again = PartnerState { left_at: Some(start), ..of(true, 5) };
         assert!(again.has_until(5, start));
+    }
+
+    #[test]
+    fn sessions_end_when_their_key_leaves_the_file_and_go_on_when_a_controller_makes_others() {
+        let key = |byte| GroupKey::new([byte; 32]);
+        let mut of_file = GroupKeys { keys: vec![key(1)], are_of_file: true };
+        assert!(of_file.accept(identifier(&key(1))));
+        of_file.set(&[key(2), key(1)]);
+        assert!(of_file.accept(identifier(&key(1))) && of_file.accept(identifier(&key(2))));
+        of_file.set(&[key(2)]);
+        assert!(!of_file.accept(identifier(&key(1))) && of_file.accept(identifier(&key(2))));
+        let mut of_controller = GroupKeys { keys: Vec::new(), are_of_file: false };
+        of_controller.set(&[]);
+        (1..=3).for_each(|byte| of_controller.take(key(byte)));
+        assert_eq!(of_controller.keys, [key(3), key(2)]);
+        of_controller.take(key(2));
+        assert_eq!(of_controller.keys, [key(2), key(3)], "a leader of before");
+        assert!(of_controller.accept(identifier(&key(1))));
     }
 
     #[test]

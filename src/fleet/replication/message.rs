@@ -1,29 +1,30 @@
-//! What the two sides of a session say to each other, before it is sealed.
+//! Messages between the two sides of a session, before they are sealed.
 //!
-//! The *teller* owns flows and tells of them, the *follower* keeps them. News is in numbered batches. A copy of all flows
-//! that last is in pages, each with the number of the batch that was next before its flows were listed: its mark.
+//! The *sender* owns flows and sends their changes, the *follower* keeps copies of them. News is in numbered batches. A
+//! copy of all flows that last is in pages, each with the number of the batch that was next before its flows were listed:
+//! its mark.
 //!
 //! **Invariant:** reading never panics; a message of an unknown kind reads as `None`. Not here: sealing (`seal`).
 
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartnerMessage<'a> {
-    /// By UDP from the teller, or by TCP when the follower asked for it again: a batch and its number.
+    /// By UDP from the sender, or by TCP when the follower asked for it again: a batch and its number.
     Batch(u64, &'a [u8]),
-    /// By UDP from the teller: the number of the next batch.
+    /// By UDP from the sender: the number of the next batch.
     Heartbeat(u64),
     /// By UDP from the follower: every batch before this number has arrived; how many copies have begun and are complete.
     Acknowledge(u64, u32, u32),
-    /// By TCP from the teller: copy number n begins when the follower has acknowledged it; the number of the first batch of
+    /// By TCP from the sender: copy number n begins when the follower has acknowledged it; the number of the first batch of
     /// the session.
     CopyBegins(u32, u64),
-    /// By TCP from the teller: a page of a copy, and its mark.
+    /// By TCP from the sender: a page of a copy, and its mark.
     Page(u64, &'a [u8]),
-    /// By TCP from the teller: copy number n is complete.
+    /// By TCP from the sender: copy number n is complete.
     CopyEnds(u32),
     /// By TCP from the follower: it misses this batch and as many after it.
     Missing(u64, u32),
-    /// By TCP from the teller: it has a missing batch no longer.
+    /// By TCP from the sender: it has a missing batch no longer.
     Gone,
 }
 

@@ -1,4 +1,4 @@
-//! News of flows as bytes.
+//! Records: news of flows as bytes.
 //!
 //! A record is a byte of length, a byte of kind, and the rest by kind; all numbers in network order. Records of IPv4 have
 //! 34 bytes, of IPv6 82. A kind, a mode or a state that this version does not know is skipped.

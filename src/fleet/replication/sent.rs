@@ -83,8 +83,8 @@ mod tests {
         sent.add((0..100).map(|port| ReplicaEvent::Holds(flow(port))), now);
         let in_one = (RECORDS_MAX - RECORD_V6) / RECORD_V4 + 1;
         assert_eq!(sent.next(), 100_u64.div_ceil(in_one as u64));
-        let told: Vec<_> = (0..sent.next()).flat_map(|n| decode(&sent.get(n).unwrap()).collect::<Vec<_>>()).collect();
-        assert_eq!(told, (0..100).map(|port| ReplicaEvent::Holds(flow(port))).collect::<Vec<_>>());
+        let events: Vec<_> = (0..sent.next()).flat_map(|n| decode(&sent.get(n).unwrap()).collect::<Vec<_>>()).collect();
+        assert_eq!(events, (0..100).map(|port| ReplicaEvent::Holds(flow(port))).collect::<Vec<_>>());
         assert_eq!((sent.age(0, later), sent.age(sent.next(), later)), (Duration::from_secs(1), Duration::ZERO));
         sent.add(std::iter::empty(), later);
         assert_eq!(sent.next(), 100_u64.div_ceil(in_one as u64), "no news, no batch");

@@ -1,4 +1,4 @@
-//! The news of a teller in its order, and what it means for a copy that arrives meanwhile.
+//! The receive window: the news of a sender in its order, and its effect on a copy that arrives meanwhile.
 //!
 //! **Invariant:** each batch is passed on once, in order. A page of a copy changes no flow of which there was news since
 //! the page was listed, so a copy brings no ended flow back. Both are bounded; what does not fit ends the session, and a
@@ -30,7 +30,7 @@ pub(super) struct BatchWindow {
     /// Number of the first batch that has not arrived; `None` before the session's first number is known.
     next: Option<u64>,
     ahead: BTreeMap<u64, Box<[u8]>>,
-    /// Number of the teller's next batch, as far as known.
+    /// Number of the sender's next batch, as far as known.
     head: u64,
 }
 
@@ -45,7 +45,7 @@ impl BatchWindow {
         self.next.unwrap_or(0)
     }
 
-    /// The teller's next batch has this number.
+    /// The sender's next batch has this number.
     pub(super) fn heard(&mut self, head: u64) {
         self.head = self.head.max(head);
     }
@@ -81,7 +81,7 @@ impl BatchWindow {
         (first..end).filter(|number| !self.ahead.contains_key(number))
     }
 
-    /// Number of the teller's next batch, as far as known.
+    /// Number of the sender's next batch, as far as known.
     pub(super) fn head(&self) -> u64 {
         self.head
     }

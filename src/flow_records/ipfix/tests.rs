@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 use tokio::net::UdpSocket;
 
-use super::super::known_record::samples::{one_way, record};
+use super::super::enriched_record::samples::{one_way, record};
 use super::*;
 
 const CLOCK: WallClock = WallClock { offset_ns: 1_700_000_010_000_000_000, monotonic_ns: 0 };
@@ -76,7 +76,7 @@ fn values<'v>(value: &'v Value, name: &str) -> Vec<&'v str> {
     found
 }
 
-fn ipv6(mut known: KnownRecord) -> KnownRecord {
+fn ipv6(mut known: EnrichedRecord) -> EnrichedRecord {
     let flow = &mut known.record.flow;
     flow.client = "[2001:db8::10]:40000".parse().unwrap();
     flow.frontend = "[2001:db8::1:0]:80".parse().unwrap();
@@ -155,7 +155,7 @@ async fn a_collector_that_comes_late_gets_templates_first_and_lost_records_are_c
     drop(late);
     let mut collector = Collector::new(HostPort::new("127.0.0.1", address.port()).unwrap(), 2);
     let records = [record(FlowEvent::Start), record(FlowEvent::Interim)];
-    // The refusal of one message is told by a later one.
+    // A later message reports the refusal of this one.
     let (mut lost, mut failure) = (0, None);
     for _ in 0..10 {
         let (more, error) = collector.send(&records, CLOCK).await;

@@ -290,12 +290,16 @@ static int card_stop(struct rte_eth_dev *dev)
 	return 0;
 }
 
+static void obey(void *argument);
+
 static int card_close(struct rte_eth_dev *dev)
 {
 	struct card *card = dev->data->dev_private;
 
-	rte_intr_callback_unregister_sync(card->interrupt, NULL, (void *)-1);
+	rte_intr_callback_unregister_sync(card->interrupt, obey, dev);
 	rte_intr_instance_free(card->interrupt);
+	for (uint16_t queue = 0; queue < dev->data->nb_rx_queues; queue++)
+		card_rx_release(dev, queue);
 	close(card->commands);
 	close(card->frames);
 	dev->data->mac_addrs = NULL; /* a part of the card */

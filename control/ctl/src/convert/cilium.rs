@@ -73,7 +73,7 @@ fn no_equivalent(kind: &str) -> Option<&'static str> {
              Services is replaced by pools and by the class"
         }
         "CiliumBGPClusterConfig" | "CiliumBGPPeeringPolicy" | "CiliumBGPPeerConfig" | "CiliumBGPNodeConfigOverride" => {
-            "gateways are neighbours of routers by FRR or BIRD on them, see docs/guide/addresses.md"
+            "gateways are neighbours of routers by FRR or BIRD on them, see docs/operate/bgp.md"
         }
         "CiliumBGPAdvertisement" => "FRR or BIRD announces the VIPs of `routed` pools out of the gateway's table",
         _ => return None,

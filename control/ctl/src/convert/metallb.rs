@@ -103,7 +103,7 @@ pub(super) fn pools(found: &[Found], notes: &mut Vec<String>) -> Result<Vec<Conv
             "BGPAdvertisement" => advertised.push(advertisement(object, AnnounceKind::Routed, &aliases, notes)?),
             "BGPPeer" => notes.push(peer(object)?),
             "BFDProfile" => {
-                notes.push(object.note(" has no equivalent: it belongs into the configuration of FRR or BIRD on each gateway"));
+                notes.push(object.note(" has no equivalent: it belongs into the configuration of FRR or BIRD on each gateway, see docs/operate/bgp.md"));
             }
             _ => {}
         }
@@ -263,7 +263,7 @@ fn peer(object: &Found) -> Result<String, ConvertError> {
     let number = |asn: Option<u32>| asn.map_or_else(|| "?".to_owned(), |asn| asn.to_string());
     Ok(object.note(format_args!(
         " has no equivalent: a gateway is a neighbour of {} (AS {}, from AS {}) by FRR or BIRD on it, see \
-         docs/guide/addresses.md; the router must take sessions from the gateways",
+         docs/operate/bgp.md; the router must take sessions from the gateways",
         peer_address.as_deref().unwrap_or("?"),
         number(peer_asn),
         number(my_asn)

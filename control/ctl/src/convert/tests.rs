@@ -100,7 +100,10 @@ fn settings_without_equivalent_are_noted_with_advice() {
     let has = |words: &[&str]| notes.iter().any(|note| words.iter().all(|word| note.contains(word)));
     assert!(has(&["L2Advertisement metallb-system/lan", "interfaces", "port"]), "{notes:?}");
     assert!(has(&["BGPAdvertisement metallb-system/fabric", "no equivalent of peers:", "FRR or BIRD"]), "{notes:?}");
-    assert!(has(&["BGPPeer metallb-system/tor", "10.0.0.1 (AS 64501, from AS 64500)", "line 45"]), "{notes:?}");
+    assert!(
+        has(&["BGPPeer metallb-system/tor", "10.0.0.1 (AS 64501, from AS 64500)", "see docs/operate/bgp.md", "line 45"]),
+        "{notes:?}"
+    );
     assert_eq!(notes.len(), 3, "{notes:?}");
 }
 

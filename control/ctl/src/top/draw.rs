@@ -230,6 +230,8 @@ fn draw_rows(frame: &mut Frame, model: &Model, look: Look, area: Rect) {
                 spans.push(" ".into());
             }
             let text = value.text(usize::from(*width));
+            // Names of one namespace, and of one Deployment, have the same beginning.
+            let text = if matches!(value, Value::Text(_)) { cut_middle(&text, *width) } else { text.into_owned() };
             spans.push(Span::styled(
                 padded(&text, *width, table.column(*column).2),
                 if is_selected { Style::new() } else { style },
@@ -312,6 +314,17 @@ fn cut(text: &str, width: u16) -> String {
     }
     let begin: String = text.chars().take(usize::from(width).saturating_sub(1)).collect();
     format!("{begin}…")
+}
+
+/// The text, or its begin and its end with an ellipsis between them.
+fn cut_middle(text: &str, width: u16) -> String {
+    let (count, width) = (text.chars().count(), usize::from(width));
+    if count <= width {
+        return text.to_owned();
+    }
+    let kept = width.saturating_sub(1);
+    let (begin, end) = (kept / 2, kept - kept / 2);
+    text.chars().take(begin).chain(['…']).chain(text.chars().skip(count - end)).collect()
 }
 
 /// Lines of whole words.

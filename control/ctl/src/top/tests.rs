@@ -207,6 +207,18 @@ fn each_view_is_drawn_on_a_small_and_a_large_terminal() {
 }
 
 #[test]
+fn names_that_differ_at_their_ends_stay_apart_on_a_small_terminal() {
+    let names = ["checkout-frontend-of-the-shop-blue", "checkout-frontend-of-the-shop-green"];
+    let mut model = model();
+    model.answered(Ok(Sample { services: names.map(|name| service(name, 1, 1)).into(), ..sample(21) }), NOON_S);
+    press(&mut model, &[KeyCode::Char('1')]);
+    let screen = text(&mut model, 80, 24);
+    for end in ["op-blue ", "p-green "] {
+        assert!(screen.lines().any(|line| line.starts_with("demo/che") && line.contains(end)), "{end}:\n{screen}");
+    }
+}
+
+#[test]
 fn dialogs_and_a_service_with_its_backends_are_drawn() {
     let mut model = model();
     press(&mut model, &[KeyCode::Home, KeyCode::Enter, KeyCode::End]);

@@ -1,5 +1,5 @@
-//! The parts of a Service object that are ours: addresses in its status, conditions, the finalizer; and Services that
-//! are no longer candidates but still have such parts.
+//! A Service object without its specification, and the parts of it that are ours: addresses in its status, conditions,
+//! the finalizer.
 //!
 //! Invariant: conditions and finalizers of other controllers are never treated as ours, and so never changed.
 //! Deliberately not here: the desired content (`status`), and when parts are removed (the controller's
@@ -68,7 +68,7 @@ impl OwnedParts {
 }
 
 /// The group of gateways that a Service asks for. A name that is too long for a group is cut off: it names none.
-pub(super) fn gateway_group(service: &Service) -> Option<String> {
+fn gateway_group(service: &Service) -> Option<String> {
     let text = service.metadata.annotations.as_ref()?.get(GATEWAY_GROUP_ANNOTATION)?.trim();
     Some(text.chars().take(GROUP_CHARS_READ).collect()).filter(|group: &String| !group.is_empty())
 }
@@ -108,19 +108,19 @@ fn conditions(service: &Service) -> BTreeMap<ConditionType, Condition> {
 
 /// Who wrote an object, by its managed fields.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Writers {
+struct Writers {
     /// Whether our field manager wrote the addresses of the status. A condition of ours beside foreign addresses proves
     /// nothing.
-    pub(super) status_is_ours: bool,
+    status_is_ours: bool,
     /// Another manager of the status: the one that wrote the addresses, else the one that wrote last.
-    pub(super) of_status: Option<String>,
+    of_status: Option<String>,
     /// Another manager of the rest, the one that wrote last: who removes a field leaves no other trace.
-    pub(super) of_object: Option<String>,
+    of_object: Option<String>,
 }
 
 /// The writers of an object.
 #[must_use]
-pub(super) fn writers(service: &Service) -> Writers {
+fn writers(service: &Service) -> Writers {
     let time = |entry: &ManagedFieldsEntry| entry.time.as_ref().map(|time| time.0);
     let is_ours = |entry: &&ManagedFieldsEntry| entry.manager.as_deref() == Some(FIELD_MANAGER);
     let is_of_status = |entry: &&ManagedFieldsEntry| entry.subresource.as_deref() == Some("status");
@@ -140,15 +140,17 @@ fn wrote_addresses(entry: &ManagedFieldsEntry) -> bool {
     entry.fields_v1.as_ref().is_some_and(|fields| fields.0.pointer("/f:status/f:loadBalancer/f:ingress").is_some())
 }
 
-/// A Service that is not a candidate, because it is being deleted or has another type, but still has parts of ours.
+/// A Service object without its specification: its identity, whose it may be, and the parts of it that are ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leftover {
+pub struct ServiceObject {
     /// Its name.
     pub name: ServiceName,
-    /// Guard of a write.
+    /// Guard of a write; empty for manifests.
     pub uid: String,
-    /// Guard of a write.
+    /// Guard of a write; empty for manifests.
     pub resource_version: String,
+    /// Creation time, seconds since 1970; none for manifests.
+    pub created_s: Option<i64>,
     /// `spec.loadBalancerClass`; the server removes it together with the type.
     pub class: Option<String>,
     /// The group of gateways that it asks for.
@@ -157,40 +159,50 @@ pub struct Leftover {
     pub is_load_balancer: bool,
     /// Whether it is being deleted.
     pub is_deleted: bool,
-    /// Creation time, seconds since 1970.
-    pub created_s: Option<i64>,
-    /// Whether our field manager wrote its addresses.
-    pub status_is_ours: bool,
-    /// Its content.
+    /// Addresses in its status, conditions, finalizer and group.
     pub held: OwnedParts,
+    /// Whether our field manager wrote the addresses of its status.
+    pub status_is_ours: bool,
+    /// Another field manager of its status: the one that wrote the addresses, else the one that wrote last.
+    pub foreign_manager: Option<String>,
+    /// Another field manager of the rest of the object, the one that wrote last.
+    pub object_manager: Option<String>,
 }
 
-impl Leftover {
-    /// Parses an object that has parts of ours and is no longer a candidate.
+impl ServiceObject {
+    /// Reads an object; `None` if it has no name.
     #[must_use]
     pub fn of(service: &Service) -> Option<Self> {
         let metadata = &service.metadata;
         let fields = service.spec.as_ref();
-        let is_load_balancer = fields.and_then(|fields| fields.type_.as_deref()) == Some("LoadBalancer");
-        let is_deleted = metadata.deletion_timestamp.is_some();
-        let held = OwnedParts::of(service);
-        let Writers { status_is_ours, .. } = writers(service);
-        let is_ours = held.has_marks() || (!held.ingress.is_empty() && status_is_ours);
-        if !is_ours || (is_load_balancer && !is_deleted) {
-            return None;
-        }
+        let Writers { status_is_ours, of_status: foreign_manager, of_object: object_manager } = writers(service);
         Some(Self {
             name: ServiceName::new(metadata.namespace.as_deref().unwrap_or("default"), metadata.name.as_deref()?),
-            uid: metadata.uid.clone()?,
-            resource_version: metadata.resource_version.clone()?,
+            uid: metadata.uid.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             class: fields.and_then(|fields| fields.load_balancer_class.clone()),
             gateway_group: gateway_group(service),
-            is_load_balancer,
-            is_deleted,
-            created_s: metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            is_load_balancer: fields.and_then(|fields| fields.type_.as_deref()) == Some("LoadBalancer"),
+            is_deleted: metadata.deletion_timestamp.is_some(),
+            held: OwnedParts::of(service),
             status_is_ours,
-            held,
+            foreign_manager,
+            object_manager,
         })
+    }
+
+    /// The same of a Service in a cluster that is no candidate for a load balancer, because it is being deleted or has
+    /// another type, but still has parts of ours.
+    #[must_use]
+    pub fn left_over(service: &Service) -> Option<Self> {
+        let is_left = |one: &Self| {
+            let is_ours = one.held.has_marks() || (!one.held.ingress.is_empty() && one.status_is_ours);
+            let is_candidate = one.is_load_balancer && !one.is_deleted;
+            let is_in_cluster = !(one.uid.is_empty() || one.resource_version.is_empty());
+            is_ours && is_in_cluster && !is_candidate
+        };
+        Self::of(service).filter(is_left)
     }
 
     /// Whether its addresses are not available to others: it is being deleted and still has our finalizer, so gateways
@@ -198,6 +210,12 @@ impl Leftover {
     #[must_use]
     pub fn holds_addresses(&self) -> bool {
         self.is_deleted && self.is_load_balancer && self.held.finalizer && !self.held.ingress.is_empty()
+    }
+
+    /// Whether another program wrote the addresses of its status.
+    #[must_use]
+    pub const fn is_status_foreign(&self) -> bool {
+        !self.status_is_ours && !self.held.ingress.is_empty()
     }
 }
 
@@ -243,10 +261,10 @@ mod tests {
     fn parts_left_on_a_deleted_service_or_one_of_another_type_are_found() {
         let ours = json!({"finalizers": ["sluice.dev/load-balancer-cleanup"]});
         let deleted = json!({"finalizers": ["sluice.dev/load-balancer-cleanup"], "deletionTimestamp": "2026-01-01T00:00:00Z"});
-        assert_eq!(Leftover::of(&service("LoadBalancer", &ours, &[])), None, "it is a candidate");
-        assert!(Leftover::of(&service("LoadBalancer", &deleted, &[])).unwrap().is_deleted);
-        assert!(Leftover::of(&service("ClusterIP", &json!({}), &["sluice.dev/Programmed"])).is_some());
-        assert!(Leftover::of(&service("NodePort", &ours, &[])).is_some());
-        assert_eq!(Leftover::of(&service("ClusterIP", &json!({}), &["example.com/Ready"])), None);
+        assert_eq!(ServiceObject::left_over(&service("LoadBalancer", &ours, &[])), None, "it is a candidate");
+        assert!(ServiceObject::left_over(&service("LoadBalancer", &deleted, &[])).unwrap().is_deleted);
+        assert!(ServiceObject::left_over(&service("ClusterIP", &json!({}), &["sluice.dev/Programmed"])).is_some());
+        assert!(ServiceObject::left_over(&service("NodePort", &ours, &[])).is_some());
+        assert_eq!(ServiceObject::left_over(&service("ClusterIP", &json!({}), &["example.com/Ready"])), None);
     }
 }

@@ -3,7 +3,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 use crate::config::settings::CertificateFiles;
 use crate::gateways::tls::{self, Material, TlsError, Validity};
 

@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::PostParams;
 use tokio::time::timeout;
 
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 use crate::config::settings::{Certificates, ControllerSettings};
 use crate::kubernetes::{self, ApiError, Cluster};
 use crate::store::checkpoints::CONFIG_MAPS;
@@ -80,10 +80,10 @@ pub(super) async fn examine(file: &Path, namespace: Option<&str>, settings: &Con
     let wanted = rights(settings, &cluster.namespace);
     let answers = try_join_all(wanted.iter().map(|right| is_granted(&cluster, right)));
     let finding = match timeout(ANSWER_TIMEOUT, answers).await {
-        Err(_) => unseen(&cluster, "it does not answer"),
+        Err(_) => unreachable(&cluster, "it does not answer"),
         Ok(Err(error)) => match ApiError::from(&error) {
             error @ ApiError::Unauthorized(_) => Finding::new(Level::Fault, KEY, format!("{}: {error}", cluster.server)),
-            error => unseen(&cluster, &error.to_string()),
+            error => unreachable(&cluster, &error.to_string()),
         },
         Ok(Ok(granted)) => {
             let missing: Vec<_> = wanted.iter().zip(granted).filter(|(_, granted)| !granted).map(|(right, _)| right).collect();
@@ -93,12 +93,8 @@ pub(super) async fn examine(file: &Path, namespace: Option<&str>, settings: &Con
     vec![finding]
 }
 
-fn unseen(cluster: &Cluster, why: &str) -> Finding {
-    Finding::new(
-        Level::Unseen,
-        KEY,
-        format!("{} cannot be asked from this machine: {why}; rights are not checked", cluster.server),
-    )
+fn unreachable(cluster: &Cluster, why: &str) -> Finding {
+    Finding::new(Level::Note, KEY, format!("{} cannot be asked from this machine: {why}; rights are not checked", cluster.server))
 }
 
 /// The finding about the rights that are missing.
@@ -158,7 +154,7 @@ mod tests {
                            contexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: t}}]\n";
         let rows = [
             (None, Level::Unseen, "not checked on this machine"),
-            (Some(unreachable), Level::Unseen, "http://127.0.0.1:9/ cannot be asked from this machine"),
+            (Some(unreachable), Level::Note, "http://127.0.0.1:9/ cannot be asked from this machine"),
             (Some("clusters: ["), Level::Fault, "expected a readable kubeconfig"),
         ];
         for (text, level, expected) in rows {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use objects::note::{Cause, Note};
 
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 use crate::config::settings::ControllerSettings;
 use crate::manifests::Directory;
 use crate::plan::{Memory, plan};

@@ -4,7 +4,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use x509_parser::parse_x509_certificate;
 
-use super::Material;
+use super::material::Material;
 
 /// From when until when certificates are valid, s since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +19,12 @@ impl Validity {
     /// That of a material; `None` if a part of it is no certificate.
     #[must_use]
     pub fn of(material: &Material) -> Option<Self> {
-        let chain = validities(&material.certificate)?;
-        let authorities = validities(&material.ca)?;
+        Self::of_texts(&material.ca, &material.certificate)
+    }
+
+    /// That of authorities and a chain in PEM format; `None` if a part of them is no certificate.
+    pub(crate) fn of_texts(ca: &[u8], certificate: &[u8]) -> Option<Self> {
+        let (chain, authorities) = (validities(certificate)?, validities(ca)?);
         let first_of_chain = chain.iter().map(|one| one.until_s).min()?;
         let last_authority = authorities.iter().map(|one| one.until_s).max()?;
         Some(Self { from_s: chain.first()?.from_s, until_s: first_of_chain.min(last_authority) })

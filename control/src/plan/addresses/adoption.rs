@@ -65,13 +65,17 @@ impl Allocations {
         for &address in offered {
             let family = Family::of(address);
             let is_wanted = !claim.is_readable() || claim.families.contains(&family);
+            if !is_wanted && source != AddressSource::Foreign {
+                // It has given up a family while there was no leader, and gateways may still forward the address.
+                self.free_unheld(&claim.service, address, rules.now);
+            }
             if !is_wanted || self.holders.held_of(&claim.service, family).is_some() {
                 continue;
             }
             let is_ours = source != AddressSource::Foreign || claim.of_another.is_some();
             let is_shared_unread = !claim.is_readable() && is_ours && self.holders.is_held(address);
             let obstacle = || match source {
-                AddressSource::Foreign => self.obstacle(claim, address, rules.pools),
+                AddressSource::Foreign => self.obstacle(claim, address, rules),
                 // sluice allocated it in spite of the reservation: a former sharer freed it, or nothing else was free.
                 AddressSource::Ours | AddressSource::Recalled => {
                     self.holders.refuse(address, claim, rules.pools.holding(address)).filter(|_| !is_shared_unread)
@@ -93,7 +97,7 @@ impl Allocations {
         for &address in &claim.in_status {
             let held = self.holders.held_of(&claim.service, Family::of(address));
             let Some(held) = held.filter(|held| *held != address) else { continue };
-            let why = refusal(claim, address, false, rules).or_else(|| self.obstacle(claim, address, rules.pools));
+            let why = refusal(claim, address, false, rules).or_else(|| self.obstacle(claim, address, rules));
             let why = why.unwrap_or_else(|| format!("{} wrote it there", writer(claim)));
             let text = format!("address {address} of its status is not taken over: {why}; it keeps {held}");
             outcome.notes.push(Remark::new(Cause::AddressLost, text));

@@ -153,10 +153,15 @@ impl Freed {
         self.reservations.iter().map(|one| one.address).find(|address| wanted(*address) && is_removed(*address))
     }
 
-    /// The Service for which `address` is reserved, if it is not `service`.
-    pub(super) fn reserved_for_other(&self, address: IpAddr, service: &ServiceName) -> Option<&ServiceName> {
+    /// The Service for which `address` is reserved, unless `service` may have it again; `reached` as in [`Freed::expire`].
+    pub(super) fn reserved_for_other(
+        &self,
+        address: IpAddr,
+        service: &ServiceName,
+        reached: Option<u64>,
+    ) -> Option<&ServiceName> {
         let holders = self.of.get(&address)?;
-        if holders.contains_key(service) { None } else { holders.keys().next() }
+        if holders.contains_key(service) { forwarded_beside(holders, service, reached) } else { holders.keys().next() }
     }
 
     /// A former holder of `address`, other than `service`, for which a gateway may still forward it; `reached` as in
@@ -167,8 +172,7 @@ impl Freed {
         service: &ServiceName,
         reached: Option<u64>,
     ) -> Option<&ServiceName> {
-        let holders = self.of.get(&address).filter(|holders| !holders.contains_key(service))?;
-        holders.iter().find(|(_, kept)| !kept.is_removed(reached)).map(|(name, _)| name)
+        forwarded_beside(self.of.get(&address)?, service, reached)
     }
 
     /// Former addresses of `service`, lowest first.
@@ -188,6 +192,19 @@ impl Freed {
     pub(super) fn within(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = IpAddr> {
         self.of.range(first..=last).map(|(address, _)| *address)
     }
+}
+
+/// A holder other than `service` for which a gateway may still forward an address. `None`, too, if one may forward it for
+/// both: they shared it, and `service` returns to what it had.
+fn forwarded_beside<'a>(
+    holders: &'a BTreeMap<ServiceName, Reservation>,
+    service: &ServiceName,
+    reached: Option<u64>,
+) -> Option<&'a ServiceName> {
+    if holders.get(service).is_some_and(|own| !own.is_removed(reached)) {
+        return None;
+    }
+    holders.iter().find(|(name, kept)| *name != service && !kept.is_removed(reached)).map(|(name, _)| name)
 }
 
 /// Removes a value of a key, and the key with its last value.

@@ -15,6 +15,7 @@ use crate::plan::tests::settings;
 use objects::NodeSpec;
 
 mod families;
+mod figures;
 
 /// The pools of a configuration.
 pub(crate) fn pools(specs: &[PoolSpec]) -> Pools {
@@ -67,6 +68,11 @@ impl Lab {
         let rules = Rules { pools: &self.pools, forbidden: &self.forbidden, reached: self.reached, absent: &[], now: self.now };
         self.outcomes = self.all.assign(claims, rules);
         self
+    }
+
+    fn account(&mut self, absent: &[String]) -> Vec<PoolUse> {
+        let rules = Rules { pools: &self.pools, forbidden: &self.forbidden, reached: self.reached, absent, now: self.now };
+        self.all.account(rules)
     }
 
     fn of(&self, name: &str) -> &Allocation {
@@ -131,29 +137,6 @@ fn a_freed_address_waits_ten_minutes_for_the_same_name() {
     assert_eq!(lab.assign(&[claim("b", 2), claim("a", 5)]).got("a"), first);
     lab.assign(&[claim("b", 2)]).now += FREED_ADDRESS_KEPT;
     assert_eq!(lab.assign(&[claim("b", 2), claim("d", 4)]).got("d"), first);
-}
-
-/// Freed addresses wait while a gateway may forward them, and the figures say so.
-#[test]
-fn a_pool_counts_the_addresses_that_wait_for_gateways_and_names_those_that_are_away() {
-    let mut lab = Lab::small();
-    let absent = ["edge-2".to_owned()];
-    let mut figures = |claims: &[Claim], reached, absent: &[String]| {
-        lab.reached = reached;
-        lab.assign(claims);
-        lab.all.published(1);
-        let rules = Rules { pools: &lab.pools, forbidden: &lab.forbidden, reached, absent, now: lab.now };
-        let one = lab.all.account(rules).remove(0);
-        let exhausted: Vec<u128> = one.exhausted().map(|(_, awaiting)| awaiting).collect();
-        let waits = lab.all.waits_for_gateways(lab.now);
-        (one.families[0].1.available, one.awaiting(), exhausted, one.awaited, waits)
-    };
-    let all = [claim("a", 1), claim("b", 2), claim("c", 3)];
-    assert_eq!(figures(&all, Some(0), &[]), (0, 0, vec![0], vec![], false));
-    assert_eq!(figures(&all[..2], Some(0), &absent), (1, 1, vec![1], absent.to_vec(), true), "the figures follow reports");
-    assert_eq!(figures(&all[..1], Some(0), &absent), (2, 2, vec![2], absent.to_vec(), true));
-    assert_eq!(figures(&all[..1], Some(1), &absent), (2, 0, vec![], vec![], false), "all have removed both");
-    assert_eq!(figures(&[], None, &[]), (3, 0, vec![], vec![], false), "no gateway forwards anything");
 }
 
 #[test]
@@ -570,22 +553,6 @@ fn after_a_change_of_leader_a_service_keeps_a_reserved_address_that_the_checkpoi
     let foreign = Claim { in_status: vec![ip("192.0.2.100")], ..claim("c", 1) };
     lab.assign(&[foreign, claim("a", 3)]);
     assert!(lab.of("c").notes[0].text.contains("is reserved for shop/a"), "{:?}", lab.of("c"));
-}
-
-#[test]
-fn usage_figures_count_available_addresses() {
-    let mut v6 = pool("v6", &["2001:db8::/64"]);
-    v6.avoid_buggy_ips = true;
-    let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.109"]), v6]);
-    lab.forbidden = forbidden(&["192.0.2.109", "192.0.2.110"], &[], &[], &[]);
-    lab.assign(&[claim("a", 1), claim("b", 2)]);
-    lab.assign(&[claim("a", 1)]);
-    let figures = |lab: &Lab| -> Vec<(u128, u128, u128)> {
-        let uses = lab.all.account(&lab.pools, &lab.forbidden);
-        uses.iter().flat_map(|one| &one.families).map(|(_, one)| (one.total, one.used, one.available)).collect()
-    };
-    // One is held and one belongs to the gateway. The one reserved for b counts as available.
-    assert_eq!(figures(&lab), [(10, 1, 8), (1 << 64, 0, 1 << 64)]);
 }
 
 #[test]

@@ -71,7 +71,9 @@ impl GatewayReports {
             // One that reconnects appears twice for a moment.
             let acknowledged = gateway.acknowledged.unwrap_or(0);
             let least = newest.get(&gateway.name).map_or(acknowledged, |other| other.acknowledged.min(acknowledged));
-            let profile = self.with_former_prefixes(&gateway.name, &gateway.profile);
+            let before = self.gateways.get(&gateway.name).and_then(|one| one.profile.as_deref());
+            let former = before.or_else(|| self.listed.get(&gateway.name).map(|known| &known.profile));
+            let profile = with_former_prefixes(&gateway.profile, former);
             let reported = SeenGateway { profile: Some(profile), acknowledged: least, last_seen_s: None };
             newest.insert(gateway.name.clone(), reported);
             if self.gateways.get(&gateway.name).is_none_or(|before| before.last_seen_s.is_some()) {
@@ -93,17 +95,6 @@ impl GatewayReports {
         let is_changed = is_other || (waits && self.reach_at(now_s).counter != self.reached);
         self.revision += u64::from(is_changed);
         is_changed
-    }
-
-    /// The profile of a connected gateway. It reports the networks of Linux some time after its Hello; until then those that
-    /// it reported before are known.
-    fn with_former_prefixes(&self, name: &str, profile: &Arc<GatewayProfile>) -> Arc<GatewayProfile> {
-        let before = self.gateways.get(name).and_then(|one| one.profile.as_deref());
-        let former = before.or_else(|| self.listed.get(name).map(|known| &known.profile));
-        match former.filter(|former| profile.prefixes.is_empty() && !former.prefixes.is_empty()) {
-            Some(former) => Arc::new(GatewayProfile { prefixes: former.prefixes.clone(), ..GatewayProfile::clone(profile) }),
-            None => Arc::clone(profile),
-        }
     }
 
     /// Records which gateways serve node ports. While that is unknown, it stays so until all gateways that have an
@@ -133,6 +124,11 @@ impl GatewayReports {
         let of_group = world.gateways().iter().filter(|(_, one)| one.group == group);
         let listed = of_group.map(|(name, one)| (name.clone(), one.clone())).collect();
         let before = std::mem::replace(&mut self.listed, listed);
+        for (name, known) in &self.listed {
+            if let Some(profile) = self.gateways.get_mut(name).and_then(|one| one.profile.as_mut()) {
+                *profile = with_former_prefixes(profile, Some(&known.profile));
+            }
+        }
         self.gone.extend(before.into_keys());
         self.gone.retain(|name| !self.listed.contains_key(name));
         self.gateways.retain(|name, one| one.last_seen_s.is_none() || !self.gone.contains(name));
@@ -150,13 +146,8 @@ impl GatewayReports {
         world: &'a World,
         settings: &'a ControllerSettings,
     ) -> Vec<(Option<&'a str>, &'a GatewayProfile)> {
-        let reported = |name: &str| self.gateways.get(name).and_then(|one| one.profile.as_deref());
-        // The object of a connected gateway tells its networks until the gateway does.
-        let has_said = |name: &str| reported(name).is_some_and(|profile| !profile.prefixes.is_empty());
-        let listed = world
-            .gateways()
-            .iter()
-            .filter(|(name, one)| reported(name).is_none() || (!has_said(name) && !one.profile.prefixes.is_empty()));
+        let is_reported = |name: &str| self.gateways.get(name).is_some_and(|one| one.profile.is_some());
+        let listed = world.gateways().iter().filter(|(name, _)| !is_reported(name));
         let listed = listed.map(|(name, one)| (Some(name.as_str()), &one.profile));
         let of_reports = profiles(&self.gateways).map(|(name, profile)| (Some(name.as_str()), &**profile));
         std::iter::once((None, &settings.profile)).chain(listed).chain(of_reports).collect()
@@ -200,6 +191,15 @@ impl GatewayReports {
     pub(super) fn serve_node_ports(&self, settings: &ControllerSettings) -> bool {
         let is_any = self.node_ports.as_ref().is_none_or(|serving| !serving.is_empty());
         is_any || settings.profile.serves_node_ports == Some(true)
+    }
+}
+
+/// The profile of a connected gateway. It reports the networks of Linux some time after its Hello; until then those count
+/// that it reported before, or that its object tells.
+fn with_former_prefixes(profile: &Arc<GatewayProfile>, former: Option<&GatewayProfile>) -> Arc<GatewayProfile> {
+    match former.filter(|former| profile.prefixes.is_empty() && !former.prefixes.is_empty()) {
+        Some(former) => Arc::new(GatewayProfile { prefixes: former.prefixes.clone(), ..GatewayProfile::clone(profile) }),
+        None => Arc::clone(profile),
     }
 }
 
@@ -391,5 +391,10 @@ mod tests {
         assert!(!reports.follow(&all.borrow(), false, None), "its report is no news");
         let _third = Connection::open(&all, "edge-1", "", Vec::new());
         assert!(!reports.follow(&all.borrow(), false, None) && has(&reports), "it connects again");
+        // Objects may be listed after gateways have connected.
+        let mut reports = GatewayReports::default();
+        assert!(reports.follow(&all.borrow(), false, None) && !has(&reports));
+        reports.note_listed(&world, "default");
+        assert!(has(&reports) && !reports.follow(&all.borrow(), false, None));
     }
 }

@@ -194,16 +194,11 @@ fn tenure_follows_from_class_group_marks_and_whether_the_service_remains() {
     ];
     let rows = live.map(|row| (true, row)).into_iter().chain(gone.map(|row| (false, row)));
     for (is_live, (sentence, class, gateway_group, mark, finalizer, expected)) in rows {
-        let held = OwnedParts { finalizer, group: mark.map(str::to_owned), ..OwnedParts::default() };
-        let signs = Signs {
-            class,
-            gateway_group,
-            held: &held,
-            status_is_ours: false,
-            is_live,
-            is_held_by_cloud: false,
-            is_selected: false,
-        };
-        assert_eq!(Tenure::of(&signs, &settings()), expected, "{sentence}");
+        let unmarked: Service = serde_json::from_value(json!({"metadata": {"name": "web"}})).unwrap();
+        let mut object = ServiceObject::of(&unmarked).unwrap();
+        (object.class, object.gateway_group) = (class.map(str::to_owned), gateway_group.map(str::to_owned));
+        (object.held.finalizer, object.held.group) = (finalizer, mark.map(str::to_owned));
+        let signs = is_live.then(SignsOfLife::default);
+        assert_eq!(Tenure::of(&object, signs, &settings()), expected, "{sentence}");
     }
 }

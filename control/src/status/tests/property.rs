@@ -12,7 +12,7 @@ use crate::gateways::registry::{Connection, Health, Report};
 use crate::plan::service_life::{LifeState, Phase, STATUS_WAITED_FOR};
 use crate::plan::{Cleanup, LeftBy, WantedStatus};
 use objects::status::{Ingress, IpMode};
-use objects::{ConditionType, Leftover, OwnedParts};
+use objects::{ConditionType, OwnedParts, ServiceObject};
 
 /// What happens to a Service.
 #[derive(Clone, Copy, Debug)]
@@ -146,21 +146,10 @@ impl Walk {
             let resource_version = self.version.to_string();
             if self.is_deleted {
                 self.phase = None;
-                let left = Leftover {
-                    name: web(),
-                    uid: "u".to_owned(),
-                    resource_version,
-                    class: None,
-                    gateway_group: None,
-                    is_load_balancer: true,
-                    is_deleted: true,
-                    created_s: None,
-                    status_is_ours: true,
-                    held: held.clone(),
-                };
+                let left = ServiceObject { resource_version, is_deleted: true, held: held.clone(), ..object() };
                 statuses.cleanups = BTreeMap::from([(web(), Cleanup { left: Arc::new(left), by: LeftBy::Us })]);
             } else {
-                let object = Candidate { resource_version, held: Arc::new(held.clone()), ..object() };
+                let object = ServiceObject { resource_version, held: held.clone(), ..object() };
                 let phase = self.next_phase(&object);
                 let wanted = WantedStatus { object: Arc::new(object), phase, ..self.wanted.clone() };
                 statuses.wanted = WantedStatuses::unit(web(), Arc::new(wanted));
@@ -170,7 +159,7 @@ impl Walk {
     }
 
     /// Decides what gateways get, and checks that they get nothing before the object tells of it.
-    fn next_phase(&mut self, object: &Candidate) -> Phase {
+    fn next_phase(&mut self, object: &ServiceObject) -> Phase {
         let allocated: Vec<_> = self.wanted.addresses().collect();
         let mode = self.wanted.ingress.first().map_or(IpMode::Proxy, |ingress| ingress.ip_mode);
         let turns = self.forwarded_as == Some(IpMode::Proxy) && mode == IpMode::Vip;

@@ -127,6 +127,51 @@ pub async fn a_pool_provides_addresses_and_shows_its_usage(user: &User) {
     installation.wait_until_served(user, "web", 1).await;
 }
 
+/// Condition of a pool: `STATUS: message`.
+fn pool_condition(status: &Value, kind: &str) -> String {
+    let found = status["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == kind);
+    found.map_or_else(String::new, |one| format!("{}: {}", one["status"].as_str().unwrap(), one["message"].as_str().unwrap()))
+}
+
+pub async fn an_l2_pool_tells_which_gateways_cannot_announce_it(user: &User) {
+    let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
+    let pool = user.add_pool("link", &["198.51.100.0/28"], &json!({"announce": "l2"})).await;
+    user.add("web", &json!({})).await;
+    user.wait_for_ingress("web").await;
+    let announceable = async |wanted: &str| {
+        let poll = async || pool_condition(&user.pool_status(&pool).await, "Announceable");
+        wait_for("condition Announceable", poll, |found| found.starts_with(wanted)).await
+    };
+    installation.gateway().report_links(&["192.0.2.0/24"]);
+    let message = announceable("False").await;
+    assert!(message.contains(&format!("gateway {} cannot answer ARP and NDP", user.gateway)), "{message}");
+    user.wait_for_reason("web", "Programmed", "False Refused").await;
+    installation.gateway().report_links(&["192.0.2.0/24", "198.51.100.0/24"]);
+    announceable("True").await;
+    user.wait_for_reason("web", "Programmed", "True Programmed").await;
+}
+
+pub async fn a_pool_tells_which_gateways_its_freed_addresses_wait_for(user: &User) {
+    let pool = user.add_pool("small", &["198.51.100.1/32"], &json!({})).await;
+    let installation = Installation::start_with(user, |settings| settings.pools.clear()).await;
+    user.add("first", &json!({})).await;
+    installation.wait_until_served(user, "first", 1).await;
+    let exhausted = async |wanted: &str| {
+        let poll = async || pool_condition(&user.pool_status(&pool).await, "Exhausted");
+        wait_for("condition Exhausted", poll, |found| found.contains(wanted)).await
+    };
+    exhausted("True: no IPv4 address is left").await;
+    installation.gateway().vanish();
+    user.delete_service("first").await;
+    user.wait_until_deleted("first").await;
+    let message = exhausted("1 freed address waits").await;
+    assert!(message.contains(&format!("; not connected: {} (delete the EdgeGateway", user.gateway)), "{message}");
+    installation.gateway().return_to_controller();
+    exhausted("False: ").await;
+    user.add("second", &json!({})).await;
+    assert_eq!(user.wait_for_address("second").await, "198.51.100.1");
+}
+
 pub async fn services_with_one_sharing_key_share_an_address(user: &User) {
     let installation = Installation::start(user).await;
     let sharing = |name: &str, port: u16| {

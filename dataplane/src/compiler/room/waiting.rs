@@ -4,7 +4,7 @@
 //! [`AT_LEAST_EVERY_NS`] for each batch, and within [`AT_MOST_EVERY_NS`] of a place that became free. Nothing that
 //! changes all the time has them tried more often.
 //!
-//! Not here: who gets a place (the module above).
+//! Not here: the namespace that gets a place (the module above).
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -67,7 +67,8 @@ impl Waiting {
         self.tried_ns.saturating_add(if is_more { AT_MOST_EVERY_NS } else { AT_LEAST_EVERY_NS })
     }
 
-    /// When services are tried again. `released`: how often places have become free; `rested_ns`: when the next one does.
+    /// When services are tried again. `released`: how often places have become free; `rested_ns`: when the next one
+    /// does.
     pub(in crate::compiler) fn next_due_ns(&self, released: u64, rested_ns: Option<u64>) -> Option<u64> {
         let soon_ns = self.tried_ns.saturating_add(AT_MOST_EVERY_NS);
         let rested_ns = rested_ns.map_or(u64::MAX, |rested_ns| rested_ns.max(soon_ns));

@@ -74,7 +74,7 @@ fn replies_of_a_failing_backend_of_dnat_begin_no_flow_after_its_drain() {
     rig.put(service("web", "192.0.2.100", &TWO));
     rig.change("web", |service| service.mode = Mode::Dnat);
     rig.health.failing = [(Protocol::Tcp, TWO[0].parse().unwrap())].into();
-    let front = |snapshot: &Snapshot| snapshot.front(v4("10.0.0.11"), 6, 8080).map(|front| front.is_some());
+    let front = |snapshot: &Snapshot| snapshot.dnat_frontend(v4("10.0.0.11"), 6, 8080).map(|front| front.is_some());
     assert_eq!(front(&rig.compile()), Some(true));
     rig.now_ns += 300 * SECOND_NS;
     assert_eq!(front(&rig.compile()), Some(false));

@@ -4,8 +4,6 @@
 
 use zerocopy::FromZeros;
 
-use crate::flow::entry::BACKEND_SLOTS;
-
 /// A target in the snapshots: an address, port and protocol that one or more backends share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TargetSlot {
@@ -111,6 +109,5 @@ pub struct SnatLease<A> {
 
 /// Maximum number of targets: 100,000 backends (DESIGN section 11), rounded up to a power of two.
 pub const TARGETS_MAX: u32 = 131_072;
-const _: () = assert!(TARGETS_MAX as usize == BACKEND_SLOTS);
 /// Maximum number of SNAT addresses of one family: 8 x 64,512 flows towards one target.
 pub const SNAT_ADDRESSES_MAX: u16 = 8;

@@ -61,8 +61,8 @@ impl PortShare {
         self.count
     }
 
-    /// The same share, whose ports are handed out from another one on: `random` modulo their number. After the last port
-    /// follows the first.
+    /// The same ports in an order that begins at another port: `random` modulo their number. The first port follows the
+    /// last.
     #[allow(clippy::cast_possible_truncation)] // a remainder
     pub(crate) fn starting_at(self, random: u64) -> Self {
         Self { start: (random % u64::from(self.count.max(1))) as u16, ..self }
@@ -80,7 +80,7 @@ impl PortShare {
         }
     }
 
-    /// What a pool must store to compute its ports.
+    /// The value that a pool must store to compute its ports: the RETA entry of a reply without its destination port.
     pub(crate) fn entry<A: Address>(&self, target: A, target_port: u16, snat: A) -> u8 {
         match &self.rule {
             ShareRule::Remainder { .. } => 0,

@@ -1,9 +1,10 @@
-//! Which SNAT ports direct a backend's reply to which worker, where replies are spread by the Toeplitz hash.
+//! The SNAT ports that direct a backend's reply to each worker, where network cards spread replies by the Toeplitz
+//! hash.
 //!
-//! The RETA entry of a reply is the low seven bits of its hash: those of the reply without its destination port (which
-//! a pool of ports stores), exclusive-or those of the port. The key is chosen so that each of the 128 ports that share
-//! their upper nine bits has a different entry. So a worker has as many ports in each such block as it has RETA
-//! entries, and its n-th port is found without a search.
+//! The RETA entry of a reply is the low seven bits of its hash: the bits of the reply without its destination port
+//! (which a pool of ports stores), exclusive-or the bits of the port. The key is chosen so that each of the 128 ports
+//! that share their upper nine bits has a different entry. So a worker has as many ports in each such block as it has
+//! RETA entries, and its n-th port is found without a search.
 //!
 //! Not here: the allocation of ports (`ports`).
 
@@ -20,15 +21,15 @@ const MASK: u32 = BLOCK_PORTS as u32 - 1;
 /// The share of ports in the RETA entry of a reply, for one family.
 #[derive(Clone, Debug)]
 struct PortEntries {
-    /// Indexed by the upper bits of a port: their share.
+    /// The share of the upper bits of a port, indexed by these bits.
     upper: [u8; BLOCKS],
-    /// Indexed by the share of the lower bits of a port: those bits.
+    /// The lower bits of a port, indexed by their share.
     lower: [u8; BLOCK],
 }
 
 impl PortEntries {
     /// `None` when two ports of a block have the same entry under this key.
-    #[allow(clippy::cast_possible_truncation)] // places and lower bits of ports are below 128
+    #[allow(clippy::cast_possible_truncation)] // entries and lower bits of ports are below 128
     fn new<A: Address>(toeplitz: &Toeplitz) -> Option<Self> {
         let entry = |port: usize| (toeplitz.of_destination_port::<A>(port as u16) & MASK) as u8;
         let mut lower = [u8::MAX; BLOCK];
@@ -57,7 +58,8 @@ pub(crate) struct PortSpread {
 }
 
 impl PortSpread {
-    /// The first key derived from `seed` that serves both families. One in four does, so 400 keys fail once in 10^49.
+    /// The first key derived from `seed` that serves both families. One key in four does, so 400 keys fail once in
+    /// 10^49.
     pub(crate) fn find(seed: u64, workers: u16) -> Option<(RssKey, Self)> {
         rss_keys(seed).take(400).find_map(|key| {
             let toeplitz = Toeplitz::new(&key);
@@ -75,7 +77,7 @@ impl PortSpread {
         BLOCK_PORTS.saturating_sub(worker.into()).div_ceil(self.workers)
     }
 
-    /// The RETA entry of a reply without its destination port's share: what a pool of ports stores.
+    /// The RETA entry of a reply without its destination port's share, which a pool of ports stores.
     #[allow(clippy::cast_possible_truncation)] // below 128
     pub(crate) fn entry_without_port<A: Address>(&self, backend: A, backend_port: u16, snat: A) -> u8 {
         let reply = Tuple { source: backend, destination: snat, source_port: backend_port, destination_port: 0, protocol: 0 };
@@ -87,7 +89,7 @@ impl PortSpread {
         let per_block = u32::from(self.ports_per_block(worker)).max(1);
         let entry = u32::from(worker) + n % per_block * u32::from(self.workers);
         let block = usize::from(first) / BLOCK + (n / per_block) as usize;
-        let places = if A::BYTES == 4 { &self.v4 } else { &self.v6 };
-        places.port(block, entry ^ u32::from(without_port))
+        let entries = if A::BYTES == 4 { &self.v4 } else { &self.v6 };
+        entries.port(block, entry ^ u32::from(without_port))
     }
 }

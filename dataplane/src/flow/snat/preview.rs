@@ -17,7 +17,7 @@ use crate::wire::Address;
 pub struct LeaseOffer<A> {
     /// The address and the port.
     pub lease: SnatLease<A>,
-    /// It has not rested for long enough; there is no better one.
+    /// Whether the port has rested for too short a time, and no better port is free.
     pub is_early: bool,
 }
 
@@ -68,7 +68,7 @@ impl SnatPorts {
 }
 
 /// SNAT ports for trials of decisions. They are reserved once, since there are a million pools, and each trial clears
-/// what the one before has changed.
+/// the changes of the trial before.
 #[derive(Debug)]
 pub(crate) struct TrialPorts {
     ports: SnatPorts,
@@ -114,9 +114,9 @@ impl TrialPorts {
         for pool in addresses.iter().map(|address| PoolId::new(target, address.index)) {
             self.changed.push(pool);
             if lease.is_none_or(|lease| lease.pool != pool)
-                && let Some(place) = self.ports.pools.get_mut(pool.index())
+                && let Some(state) = self.ports.pools.get_mut(pool.index())
             {
-                *place = used_up;
+                *state = used_up;
             }
         }
         &mut self.ports

@@ -1,4 +1,4 @@
-//! The SNAT ports of the process before: which of them rest, and pools in the state in which they were.
+//! The SNAT ports of the process before: the ports that rest, and the state of the pools.
 //!
 //! **Invariant:** a port that a restored flow holds is not handed out, and a port that rested goes on resting.
 //!
@@ -11,8 +11,8 @@ use super::ports::{PAGE_PORTS, Pool, SMALL_POOL_PORTS, SnatPorts, account_of};
 use crate::flow::tick::{Tick, Ticks};
 use crate::wire::Address;
 
-/// Free ports in a row behind which a pool is taken to have handed out none: those of 256 connections that all ended more
-/// than a minute ago.
+/// Free ports in a row after which a pool is taken to have handed out no further port: 256 connections in a row would
+/// have to have ended more than a minute ago.
 const GAP_MAX: u32 = 256;
 
 /// A port that is not free: held by a flow, or resting for this long.
@@ -38,8 +38,9 @@ impl SnatPorts {
         }
     }
 
-    /// Splits used ports, sorted, into those that this pool has handed out itself, as far as their order shows it, and the
-    /// rest: partners and the process before may have had others. Its own lie one after another from its first port on.
+    /// Splits used ports, sorted, into the ports that this pool has handed out itself, as far as their order shows it,
+    /// and the ports that partners and the process before had. Its own ports lie one after another from its first port
+    /// on.
     pub(crate) fn split_by_order<A: Address>(
         &self,
         target: &SnatTarget<A>,
@@ -63,8 +64,8 @@ impl SnatPorts {
         (ports(own), ports(others))
     }
 
-    /// Takes over the ports of a pool, which must be unused so far. `used` has each port once, sorted. Returns false, and
-    /// changes nothing, if a port is not in this worker's share or there is no room.
+    /// Takes over the ports of a pool, which must be unused so far. `used` has each port once, sorted. Returns false,
+    /// and changes nothing, if a port is not in this worker's share or there is no room.
     ///
     /// A pool hands out ports in order, so free ports between used ones become rested ones.
     pub(crate) fn adopt<A: Address>(

@@ -1,4 +1,4 @@
-//! Which packets change nothing of their flow, so that the fast path may take them.
+//! Plain packets: packets that change nothing of their flow, so that the fast path may take them.
 //!
 //! **Invariant:** almost every packet leaves the state of its flow unchanged, and a test of one bit tells
 //! ([`is_plain`]).
@@ -12,8 +12,8 @@ use crate::wire::{Transport, protocol, tcp_flags};
 const SIGNALS: u8 = 32;
 
 /// For each state, one bit per direction (upper half: to the client) and signal. It is set where the packet changes
-/// nothing and carries no SYN. It is never set for SCTP, whose packets all take the slow path. 28 x 8 B, four cache lines,
-/// of which flows in use read one.
+/// nothing and carries no SYN. It is never set for SCTP, whose packets all take the slow path. 28 x 8 B, four cache
+/// lines, of which flows in use read one.
 const PLAIN: [u64; FlowState::ALL.len()] = plain();
 
 const fn plain() -> [u64; FlowState::ALL.len()] {
@@ -71,11 +71,11 @@ pub const fn is_plain(state: FlowState, transport: Transport, direction: Directi
 /// The bit by which a packet of UDP differs from one of TCP, whose lower five flags are below it.
 pub(crate) const UDP_SIGNAL: u8 = SIGNALS;
 
-/// Which packets a loop of the fast path admits: those that are plain ([`is_plain`]) for flows in some modes. None is
+/// The packets that a loop of the fast path admits: plain packets ([`is_plain`]) of flows in some modes. None is
 /// for flows of the other protocol, free entries, and flows whose handshake is under way, which keep no route.
 ///
-/// A bit for each signal, the lower five TCP flags or [`UDP_SIGNAL`], by the byte of mode and state and by direction. 4 KiB,
-/// of which flows use few lines.
+/// A bit for each signal, the lower five TCP flags or [`UDP_SIGNAL`], by the byte of mode and state and by direction. 4
+/// KiB, of which flows use few lines.
 pub(crate) struct Admission([[u64; 2]; 256]);
 
 impl Admission {

@@ -5,11 +5,11 @@
 //! client alone can forge may confirm it. UDP has a class in between: one reply makes a *single exchange*, which yields
 //! after all unconfirmed flows; the client's next packet makes a *stream*, which never yields.
 //!
-//! Anyone can forge FIN and RST from the client's address, so they only shorten the idle limit, and later packets of the
-//! other side restore it, a bare acknowledgement included (docs/internals/decisions/0082-who-may-end-a-flow.md):
+//! Anyone can forge FIN and RST from the client's address, so they only shorten the idle limit, and later packets of
+//! the other side restore it, a bare acknowledgement included (docs/internals/decisions/0082-who-may-end-a-flow.md):
 //!
-//! - A FIN counts once the other side has acknowledged exactly that FIN ([`crate::flow::advance()`] compares the numbers). Until
-//!   then any other packet of the other side shows that it did not accept it.
+//! - A FIN counts once the other side has acknowledged exactly that FIN ([`crate::flow::advance()`] compares the
+//!   numbers). Until then any other packet of the other side shows that it did not accept it.
 //! - A RST is never acknowledged. Any packet of the other side shows that it did not accept it.
 //! - Packets of the backend arrive by its own link, so nobody outside can forge them. Its FIN and RST let the client's
 //!   next SYN begin a new flow.
@@ -125,8 +125,8 @@ pub enum FlowState {
     TcpHalfClosedByClient,
     /// TCP, two-way: the backend's FIN was seen after confirmation; the client may continue.
     TcpHalfClosedByBackend,
-    /// TCP, two-way: both sides have closed, and at least one has acknowledged the other's FIN; or the client has closed
-    /// and the backend has sent a RST.
+    /// TCP, two-way: both sides have closed, and at least one has acknowledged the other's FIN; or the client has
+    /// closed and the backend has sent a RST.
     TcpClosing,
     /// TCP, two-way: the backend's FIN or RST was seen before confirmation.
     TcpRefused,
@@ -159,22 +159,22 @@ pub enum FlowState {
     SctpClosing,
     /// TCP, two-way: the client's FIN was seen after confirmation, and nothing of the backend since.
     TcpFinOfClient,
-    /// TCP, two-way: the same, but the backend has sent a packet since that acknowledged less. That packet was under way
-    /// already, or the FIN was forged.
+    /// TCP, two-way: the same, but the backend has sent a packet since that acknowledged less. That packet was under
+    /// way already, or the FIN was forged.
     TcpFinDoubted,
     /// TCP, two-way: a RST of the client was seen after confirmation, and nothing of the backend since.
     TcpResetByClient,
     /// TCP, two-way: a RST of the backend was seen after confirmation, and nothing of the client since.
     TcpResetByBackend,
-    /// TCP, two-way, begun by a packet of the backend (FORWARDING 4, `dnat`): the client has not yet shown that it knows
-    /// the connection.
+    /// TCP, two-way, begun by a packet of the backend (FORWARDING 4, `dnat`): the client has not yet shown that it
+    /// knows the connection.
     TcpFromBackend,
     /// UDP, two-way, begun by a packet of the backend: the client has not sent yet.
     UdpFromBackend,
     /// SCTP, two-way, begun by a packet of the backend: the client has not yet shown that it knows the association.
     SctpFromBackend,
-    /// SCTP: one end has shut down or aborted, perhaps: its tag was not proven by a handshake. The next packet that goes on
-    /// restores it.
+    /// SCTP: one end seems to have shut down or aborted, but no handshake has proven its tag. The next packet that goes
+    /// on restores the association.
     SctpHalfClosed,
 }
 
@@ -395,8 +395,8 @@ pub const fn is_mid_stream(transport: Transport) -> bool {
 }
 
 /// The state that a packet with this transport header and direction moves a flow to; the same state if it changes
-/// nothing. A change into a confirmed state is a proposal: [`crate::flow::advance()`] checks numbers and time too. How an
-/// association goes on once it is confirmed depends on its tags, so it decides that alone.
+/// nothing. A change into a confirmed state is a proposal: [`crate::flow::advance()`] checks numbers and time too. How
+/// an association goes on once it is confirmed depends on its tags, so it decides that alone.
 #[must_use]
 pub const fn next_state(state: FlowState, transport: Transport, direction: Direction) -> FlowState {
     match transport {

@@ -16,20 +16,20 @@ use crate::wire::Address;
 /// Groups as bits: bit n stands for group n.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupHoldings {
-    /// Those that this gateway owns.
+    /// The groups that this gateway owns.
     pub(crate) owned: u64,
-    /// Of these, those that it took over so recently that partners may still tell flows of them.
+    /// The part of them that it took over so recently that partners may still send flows of them.
     pub(crate) taken: u64,
-    /// Those that it lost so recently that the next owner may not know all flows yet.
+    /// The groups that it lost so recently that the next owner may not know all flows yet.
     pub(crate) lost: u64,
 }
 
-/// Who owns a group.
+/// The owner of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GroupHolder {
-    /// This gateway, and no partner has news of its flows.
+    /// This gateway, and no partner knows its flows.
     Settled,
-    /// This gateway, since a moment ago: partners may still tell flows.
+    /// This gateway, since a moment ago: partners may still send flows.
     JustTaken,
     /// Another gateway.
     Other,
@@ -57,13 +57,14 @@ impl<A: Address> FlowGroups<A> {
         Self { groups: 0, holdings: GroupHoldings::default(), snat: arrayvec::ArrayVec::new_const(), unelected: Arc::default() }
     }
 
-    /// These groups, with the SNAT addresses that belong to them, and the VIPs that no election moves. It owns none yet.
+    /// These groups, with the SNAT addresses that belong to them, and the VIPs that no election moves. It owns none
+    /// yet.
     pub(crate) fn new(groups: u8, snat: &[(A, u8)], unelected: Arc<[(A, A)]>) -> Self {
         let snat = snat.iter().copied().take(SNAT_ADDRESSES_MAX.into()).collect();
         Self { groups, holdings: GroupHoldings::default(), snat, unelected }
     }
 
-    /// The same while this gateway holds these groups.
+    /// The same groups while this gateway holds some of them.
     pub(crate) fn holding(&self, holdings: GroupHoldings) -> Self {
         Self { holdings, ..self.clone() }
     }
@@ -80,7 +81,7 @@ impl<A: Address> FlowGroups<A> {
         (!is_unelected).then(|| vip_group(vip.ip(), self.groups))
     }
 
-    /// Who owns a group.
+    /// The owner of a group.
     pub(crate) fn holder(&self, group: u8) -> GroupHolder {
         match (self.groups, self.holdings) {
             (0, _) => GroupHolder::Settled,
@@ -100,12 +101,12 @@ impl<A: Address> FlowGroups<A> {
         self.groups == 0 || self.group_of(flow).is_none_or(|group| has(self.holdings.owned, group))
     }
 
-    /// Whether partners are told a flow: this gateway owns it, and another one could take it over.
+    /// Whether partners are sent a flow: this gateway owns it, and another one could take it over.
     pub(super) fn share(&self, flow: &Flow<A>) -> bool {
         self.groups == 0 || self.group_of(flow).is_some_and(|group| has(self.holdings.owned, group))
     }
 
-    /// Whether partners are told a flow that they do not know: also one of a group that this gateway has just lost.
+    /// Whether partners are sent a flow that they do not know: also a flow of a group that this gateway has just lost.
     pub(super) fn share_first(&self, flow: &Flow<A>) -> bool {
         self.share(flow) || self.lost_group_of(flow)
     }

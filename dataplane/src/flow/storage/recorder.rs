@@ -1,7 +1,8 @@
-//! Flow records: what flows have carried, and the queue by which their starts and ends leave a worker.
+//! Flow records: the packets and bytes that flows have carried, and the queue by which their starts and ends leave a
+//! worker.
 //!
-//! A table without a recorder has no meters. With one, each flow has a meter beside its entry, 32 bytes, which each of its
-//! packets writes; and its start, its end and, once in [`ACTIVE_TIMEOUT`], its traffic so far are put into a queue
+//! A table without a recorder has no meters. With one, each flow has a meter beside its entry, 32 bytes, which each of
+//! its packets writes; and its start, its end and, once in [`ACTIVE_TIMEOUT`], its traffic so far are put into a queue
 //! (docs/internals/decisions/0055-flow-records.md).
 //!
 //! **Invariant:** a full queue costs records, which are counted, never packets.
@@ -21,7 +22,7 @@ use crate::wire::{Transport, sctp_chunk, tcp_flags};
 
 /// A flow that lives longer than this gets a record each time it has passed, while it carries packets.
 pub const ACTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// So does one that carried this many packets in one direction: half of what a meter can count.
+/// A flow also gets a record if it carried this many packets in one direction: half of what a meter can count.
 const PACKETS_MAX: u32 = 1 << 31;
 
 /// Meters hold times in units of 2^20 ns, about 1 ms, modulo 2^32: 52 days. An interval ends after [`ACTIVE_TIMEOUT`].
@@ -40,7 +41,7 @@ const fn complete(time: u32, now_ns: u64) -> u64 {
     (now_ns >> TIME_SHIFT).saturating_sub(elapsed as u64) << TIME_SHIFT
 }
 
-/// What a flow has carried since its start or its last record, by [`Direction`].
+/// The traffic of a flow since its start or its last record, by [`Direction`].
 #[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C, align(32))]
 pub(crate) struct Meter {
@@ -127,7 +128,7 @@ impl FlowEnd {
     }
 }
 
-/// What a record is about.
+/// The event of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowEvent {
     /// The flow has started.
@@ -150,7 +151,7 @@ pub struct FlowTraffic {
 /// The start, a part or the end of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// What it is about.
+    /// Its event.
     pub event: FlowEvent,
     /// The flow.
     pub flow: FlowView,
@@ -197,8 +198,8 @@ impl FlowRecords {
         &self.dropped
     }
 
-    /// Puts a record in, or drops it when there is no room. Half of the room is for flows that were confirmed, so that a
-    /// flood of forged ones does not displace their records.
+    /// Puts a record in, or drops it when there is no room. Half of the room is for flows that were confirmed, so that
+    /// a flood of forged ones does not displace their records.
     fn put(&self, record: FlowRecord, is_confirmed: bool) {
         let may_enter = is_confirmed || self.queue.len() < self.queue.capacity().div_ceil(2);
         if may_enter && self.queue.push(record).is_ok() {
@@ -214,12 +215,12 @@ impl FlowRecords {
 pub(crate) struct Recorder {
     records: Arc<FlowRecords>,
     meters: Box<[Meter]>,
-    /// How each flow that closes is being closed.
+    /// The way in which each flow that closes is being closed.
     closed_by: Box<[ClosedBy]>,
     now_ns: u64,
 }
 
-/// How a flow is being closed.
+/// The way in which a flow is being closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
 #[repr(u8)]
 enum ClosedBy {
@@ -288,8 +289,8 @@ impl Recorder {
         }
     }
 
-    /// A record of a long interval. The next one begins with the last packet of this one. A flow that has carried nothing
-    /// since has none; it ends long before times wrap, since its idle limit is at most 7 days.
+    /// A record of a long interval. The next one begins with the last packet of this one. A flow that has carried
+    /// nothing since has none; it ends long before times wrap, since its idle limit is at most 7 days.
     pub(super) fn look(&mut self, index: u32, flow: impl FnOnce() -> FlowView) {
         let Meter { packets, first, last, .. } = self.meters[index as usize];
         let elapsed = metered_time(self.now_ns).wrapping_sub(first);

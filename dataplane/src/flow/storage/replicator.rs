@@ -1,19 +1,19 @@
 //! Replication of flows between gateways: the queues between a worker and the agent.
 //!
-//! A gateway owns the flows whose VIP group it owns (of mode `nat`: the group of the SNAT address). It tells its partners
-//! which of them last; partners keep them as *shadow flows* in their own tables, so that they forward from the first
-//! packet after a takeover. No flow is marked as shadow: who owns the group decides at any time which side tells and which
-//! side listens (docs/internals/decisions/0059-replicated-flows.md).
+//! A gateway owns the flows whose VIP group it owns (of mode `nat`: the group of the SNAT address). It sends its
+//! partners the flows that last; partners keep them as *shadow flows* in their own tables, so that they forward from
+//! the first packet after a takeover. No flow is marked as shadow: the owner of the group at any time sends, the others
+//! receive (docs/internals/decisions/0059-replicated-flows.md).
 //!
-//! A flow is told when it has been confirmed for long enough, when its state changes, and again while it carries packets
-//! (docs/internals/decisions/0060-shadow-flows.md). What was told stands in one word beside each flow, in tables that
-//! replicate; the others have none. Handshakes are told only when their group was lost, and no news of them follows
-//! (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
+//! A flow is sent when it has been confirmed for long enough, when its state changes, and again while it carries
+//! packets (docs/internals/decisions/0060-shadow-flows.md). A table that replicates has one word for each flow, with
+//! the last event that partners have; other tables have none. Handshakes are sent only when their group was lost, and
+//! no later event of them (docs/internals/decisions/0068-no-reset-while-a-partner-may-know.md).
 //!
 //! **Invariant:** a full queue costs replicas, which are counted, never packets.
 //!
-//! Not here: who owns a flow (`flow_groups`), what becomes of the flows of partners (`forward::worker`), formats and partners
-//! (the agent).
+//! Not here: the owner of a flow (`flow_groups`), the flows of partners in a worker (`forward::flow_transfer`), formats
+//! and partners (the agent).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -31,8 +31,8 @@ use crate::flow::tick::{Tick, Ticks};
 use crate::stats::Counter;
 use crate::wire::Address;
 
-/// A flow as gateways tell each other about it. Which backend of which Service it has follows from `frontend`, `protocol`
-/// and `backend`.
+/// A flow as gateways send it to each other. The backend and its Service follow from `frontend`, `protocol` and
+/// `backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowReplica {
     /// Transport protocol number.
@@ -62,7 +62,7 @@ impl FlowReplica {
     }
 }
 
-/// News of a flow.
+/// An event of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaEvent {
     /// It lasts, as it is described here.
@@ -88,7 +88,7 @@ pub struct FlowReplication {
     after: Duration,
     outgoing: ArrayQueue<ReplicaEvent>,
     incoming: ArrayQueue<ReplicaEvent>,
-    told: Counter,
+    sent: Counter,
     dropped: Counter,
     applied: Counter,
     refused: Counter,
@@ -97,7 +97,7 @@ pub struct FlowReplication {
 }
 
 impl FlowReplication {
-    /// Queues with room for this many events in each direction. A flow is told once it is confirmed and older than
+    /// Queues with room for this many events in each direction. A flow is sent once it is confirmed and older than
     /// `after`.
     #[must_use]
     pub fn new(events: usize, after: Duration) -> Self {
@@ -105,7 +105,7 @@ impl FlowReplication {
             after,
             outgoing: ArrayQueue::new(events.max(1)),
             incoming: ArrayQueue::new(events.max(1)),
-            told: Counter::default(),
+            sent: Counter::default(),
             dropped: Counter::default(),
             applied: Counter::default(),
             refused: Counter::default(),
@@ -125,44 +125,44 @@ impl FlowReplication {
         self.has_partners.load(Ordering::Relaxed)
     }
 
-    /// How old a flow must be before it is told.
+    /// How old a flow must be before it is sent.
     #[must_use]
     pub const fn after(&self) -> Duration {
         self.after
     }
 
-    /// The oldest news of own flows, for the agent.
+    /// The oldest event of own flows, for the agent.
     #[must_use]
     pub fn take(&self) -> Option<ReplicaEvent> {
         self.outgoing.pop()
     }
 
-    /// Gives the worker news of a partner's flow; false when there is no room. The worker applies a bounded number of
-    /// events a poll, and leaves out flows of other workers: the agent gives each event to every worker.
+    /// Gives the worker an event of a partner's flow; false when there is no room. The worker applies a bounded number
+    /// of events a poll, and leaves out flows of other workers: the agent gives each event to every worker.
     pub fn give(&self, event: ReplicaEvent) -> bool {
         self.incoming.push(event).is_ok()
     }
 
-    /// The oldest news of partners' flows.
+    /// The oldest event of partners' flows.
     pub(crate) fn next_given(&self) -> Option<ReplicaEvent> {
         self.incoming.pop()
     }
 
-    /// Number of news of partners' flows that wait.
+    /// Number of events of partners' flows that wait.
     pub(crate) fn given(&self) -> usize {
         self.incoming.len()
     }
 
-    /// Tells the agent. Returns false when there is no room.
-    fn tell(&self, event: ReplicaEvent) -> bool {
-        let is_told = self.outgoing.push(event).is_ok();
-        if is_told {
-            self.told.add(1);
+    /// Sends an event to the agent. Returns false when there is no room.
+    fn send(&self, event: ReplicaEvent) -> bool {
+        let is_sent = self.outgoing.push(event).is_ok();
+        if is_sent {
+            self.sent.add(1);
         }
-        is_told
+        is_sent
     }
 
-    /// Counts news of a partner's flow that this worker applied, or could not apply.
+    /// Counts an event of a partner's flow that this worker applied, or could not apply.
     pub(crate) fn count_given(&self, is_applied: bool) {
         (if is_applied { &self.applied } else { &self.refused }).add(1);
     }
@@ -172,13 +172,13 @@ impl FlowReplication {
         self.shadows.set(shadows.into());
     }
 
-    /// Number of events that the worker told.
+    /// Number of events that the worker sent.
     #[must_use]
-    pub const fn told(&self) -> &Counter {
-        &self.told
+    pub const fn sent(&self) -> &Counter {
+        &self.sent
     }
 
-    /// Number of events that the worker could not tell for want of room.
+    /// Number of events that the worker could not send for want of room.
     #[must_use]
     pub const fn dropped(&self) -> &Counter {
         &self.dropped
@@ -204,21 +204,21 @@ impl FlowReplication {
     }
 }
 
-/// Flows that wait until they are told, most of them newly confirmed, per table: more than a worker opens in a second.
-/// Those that find no room are told by the sweep, within 8.6 s more.
+/// Flows that wait until they are sent, most of them newly confirmed, per table: more than a worker opens in a second.
+/// The sweep sends the flows that find no room, within 8.6 s more.
 const YOUNG_MAX: usize = 1 << 16;
 
-/// Flows that have ended whose news wait for room in the queue, per table: a worker that was offered 16,384 resets while
-/// the agent took none. News of those beyond are lost, and partners keep the flows until their idle limits.
+/// Flows that have ended whose events wait for room in the queue, per table: a worker that was offered 16,384 resets
+/// while the agent took none. Further events are lost, and partners keep the flows until their idle limits.
 const ENDED_MAX: usize = 1 << 14;
-/// Of these, how many are told at once.
+/// The part of them that is sent at once.
 const ENDED_AT_ONCE: usize = 64;
 
-/// The news of a flow that partners have: time (24 bits, in ticks), and state. Never 0.
+/// The last event of a flow that partners have: time (24 bits, in ticks), and state. Never 0.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct News(u32);
+struct LastSent(u32);
 
-impl News {
+impl LastSent {
     const TIME_SHIFT: u32 = 8;
     const IS_SET: u32 = 1 << 7;
 
@@ -235,21 +235,21 @@ impl News {
     }
 }
 
-/// Tells the agent about the flows of one table.
+/// Sends the flows of one table to the agent.
 #[derive(Debug)]
 pub(crate) struct Replicator<A> {
     replication: Arc<FlowReplication>,
     after: Ticks,
     groups: FlowGroups<A>,
-    /// By position, [`News`]; 0: partners have none of the flow.
-    news: Box<[u32]>,
+    /// By position, [`LastSent`]; 0: partners do not know the flow.
+    last_sent: Box<[u32]>,
     /// Flows that were confirmed then, in this order, and handshakes of lost groups.
     young: VecDeque<(u32, Tick)>,
-    /// Flows that have ended since the queue was full, in this order. Until they are told nothing else is: a new flow may
+    /// Flows that have ended since the queue was full, in this order. Nothing else is sent before them: a new flow may
     /// have the same addresses and ports.
     ended: VecDeque<FlowReplica>,
-    /// Flows of other gateways that the present sweep has met, and that the last one has.
-    met_shadows: u32,
+    /// Flows of other gateways that the present sweep has visited so far, and that the last sweep visited.
+    visited_shadows: u32,
     shadows: u32,
     /// Replies of flows that have ended whose ports no pool lets rest.
     resting: RestingReplies,
@@ -262,10 +262,10 @@ impl<A: Address> Replicator<A> {
             after: replication.after().into(),
             replication,
             groups: FlowGroups::none(),
-            news: vec![0; flows].into(),
+            last_sent: vec![0; flows].into(),
             young: VecDeque::with_capacity(YOUNG_MAX.min(flows)),
             ended: VecDeque::with_capacity(ENDED_MAX.min(flows)),
-            met_shadows: 0,
+            visited_shadows: 0,
             shadows: 0,
             resting: RestingReplies::new(flows),
         }
@@ -291,7 +291,7 @@ impl<A: Address> Replicator<A> {
         self.groups = groups;
     }
 
-    /// Whether this gateway took over the group of a flow so recently that partners may still tell it.
+    /// Whether this gateway took over the group of a flow so recently that partners may still send it.
     pub(crate) fn awaits_news_of(&self, flow: &Flow<A>) -> bool {
         self.groups.await_news_of(flow)
     }
@@ -307,31 +307,31 @@ impl<A: Address> Replicator<A> {
         self.shadows
     }
 
-    fn news(&self, index: u32) -> Option<News> {
-        Some(News(self.news[index as usize])).filter(|news| news.0 != 0)
+    fn last_sent(&self, index: u32) -> Option<LastSent> {
+        Some(LastSent(self.last_sent[index as usize])).filter(|last| last.0 != 0)
     }
 
-    /// Queues a flow that was confirmed, or a handshake of a group that was lost. It is told once it is due.
+    /// Queues a flow that was confirmed, or a handshake of a group that was lost. It is sent once it is due.
     #[cold]
-    pub(in crate::flow) fn will_tell(&mut self, index: u32, now: Tick) {
+    pub(in crate::flow) fn queue(&mut self, index: u32, now: Tick) {
         if self.young.len() < self.young.capacity() {
             self.young.push_back((index, now));
         }
     }
 
-    /// The position of a flow that was confirmed long enough ago to be told. News that wait are told first. When a group
-    /// was lost, all flows that wait are told at once: the next owner cannot learn them later.
+    /// The position of a flow that was confirmed long enough ago to be sent. Ends that wait are sent first. When a
+    /// group was lost, all flows that wait are due at once: the next owner cannot learn them later.
     pub(in crate::flow) fn take_due(&mut self, now: Tick) -> Option<u32> {
-        self.tell_ended();
+        self.send_ended();
         let is_due = |(_, confirmed): &&(u32, Tick)| now.since(*confirmed) >= self.after || self.groups.have_lost();
         let (index, _) = *self.young.front().filter(is_due)?;
         self.young.pop_front();
         Some(index)
     }
 
-    /// Tells a flow that was never told, if it is old enough and this gateway's own, or was until just now. Tells a
+    /// Sends a flow that was never sent, if it is old enough and this gateway's own, or was until just now. Sends a
     /// handshake of a group that it has just lost.
-    pub(in crate::flow) fn tell_first(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+    pub(in crate::flow) fn send_first(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
         let is_due = match flow.state {
             FlowState::TcpAnswered => self.groups.lost_group_of(flow),
             state if state.is_confirmed() => now.since(flow.since) >= self.after || self.groups.have_lost(),
@@ -339,25 +339,25 @@ impl<A: Address> Replicator<A> {
         };
         // A backend of the other family has no address here, by which partners could find it.
         let is_known = flow.backend_address != A::default();
-        if self.news(index).is_none() && is_due && is_known && self.groups.share_first(flow) {
-            self.tell(index, flow, now);
+        if self.last_sent(index).is_none() && is_due && is_known && self.groups.share_first(flow) {
+            self.send(index, flow, now);
         }
     }
 
-    fn tell(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
-        let is_told = self.tell_ended() && self.replication.tell(ReplicaEvent::Holds(FlowReplica::of(&FlowView::of(flow, now))));
-        if !is_told {
+    fn send(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        let is_sent = self.send_ended() && self.replication.send(ReplicaEvent::Holds(FlowReplica::of(&FlowView::of(flow, now))));
+        if !is_sent {
             self.replication.dropped.add(1);
         } else if flow.state.is_confirmed() {
-            self.news[index as usize] = News::at(now, flow.state).0;
+            self.last_sent[index as usize] = LastSent::at(now, flow.state).0;
         }
     }
 
-    /// Tells flows that have ended while the queue was full. Returns whether none is left.
-    fn tell_ended(&mut self) -> bool {
+    /// Sends the ends of flows that have ended while the queue was full. Returns whether none is left.
+    fn send_ended(&mut self) -> bool {
         for _ in 0..ENDED_AT_ONCE {
             let Some(flow) = self.ended.front() else { return true };
-            if !self.replication.tell(ReplicaEvent::Ended(*flow)) {
+            if !self.replication.send(ReplicaEvent::Ended(*flow)) {
                 return false;
             }
             self.ended.pop_front();
@@ -365,49 +365,50 @@ impl<A: Address> Replicator<A> {
         self.ended.is_empty()
     }
 
-    /// A packet has been applied to the state of a flow. A change is told once a tick; the sweep tells the last one. A
-    /// handshake that a backend answers just after its group was lost is told, too: its client goes on at the next owner.
+    /// A packet has been applied to the state of a flow. A change is sent once a tick; the sweep sends the last one. A
+    /// handshake that a backend answers just after its group was lost is sent, too: its client goes on at the next
+    /// owner.
     #[cold]
     pub(in crate::flow) fn changed(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
         if flow.state == FlowState::TcpAnswered && self.groups.have_lost() {
-            return self.will_tell(index, now);
+            return self.queue(index, now);
         }
-        let is_news = |news: News| !news.has(flow.state) && news.age(now) > Ticks(0);
-        if self.news(index).is_some_and(is_news) && self.groups.share(flow) {
-            self.tell(index, flow, now);
+        let is_changed = |last: LastSent| !last.has(flow.state) && last.age(now) > Ticks(0);
+        if self.last_sent(index).is_some_and(is_changed) && self.groups.share(flow) {
+            self.send(index, flow, now);
         }
     }
 
-    /// A flow has carried a packet after a long silence. Partners would take it for over before the sweep tells it.
+    /// A flow has carried a packet after a long silence. Partners would take it for over before the sweep sends it.
     pub(in crate::flow) fn carried_again(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
-        if self.news(index).is_some_and(|news| news.age(now) > Ticks(0)) && self.groups.share(flow) {
-            self.tell(index, flow, now);
+        if self.last_sent(index).is_some_and(|last| last.age(now) > Ticks(0)) && self.groups.share(flow) {
+            self.send(index, flow, now);
         }
     }
 
-    /// The sweep meets a flow that lasts. Own flows are told again after `refresh` if they carried packets; `None`: the
-    /// flow is not for this worker to tell.
+    /// The sweep visits a flow that lasts. Own flows are sent again after `refresh` if they carried packets; `None`:
+    /// another worker sends the flow.
     #[inline(never)]
-    pub(in crate::flow) fn meet(&mut self, index: u32, flow: &Flow<A>, refresh: Option<Ticks>, now: Tick) {
+    pub(in crate::flow) fn visit(&mut self, index: u32, flow: &Flow<A>, refresh: Option<Ticks>, now: Tick) {
         if !self.groups.own(flow) {
-            self.met_shadows += 1;
+            self.visited_shadows += 1;
             return;
         }
         let Some(refresh) = refresh.filter(|_| self.groups.share(flow)) else { return };
-        match self.news(index) {
-            None => self.tell_first(index, flow, now),
-            Some(news) => {
-                let has_carried = now.since(flow.last_seen) < news.age(now);
-                if !news.has(flow.state) || has_carried && news.age(now) >= refresh {
-                    self.tell(index, flow, now);
+        match self.last_sent(index) {
+            None => self.send_first(index, flow, now),
+            Some(last) => {
+                let has_carried = now.since(flow.last_seen) < last.age(now);
+                if !last.has(flow.state) || has_carried && last.age(now) >= refresh {
+                    self.send(index, flow, now);
                 }
             }
         }
     }
 
-    /// The sweep has met all flows.
+    /// The sweep has visited all flows.
     pub(in crate::flow) fn end_sweep(&mut self) {
-        self.shadows = std::mem::take(&mut self.met_shadows);
+        self.shadows = std::mem::take(&mut self.visited_shadows);
     }
 
     /// A flow ends, whose replies have this hash. The port of a flow without a pool rests here.
@@ -416,9 +417,9 @@ impl<A: Address> Replicator<A> {
         if flow.has_foreign_port() {
             self.rest(reply_hash, now, now);
         }
-        if std::mem::take(&mut self.news[index as usize]) != 0 && self.groups.share(flow) {
+        if std::mem::take(&mut self.last_sent[index as usize]) != 0 && self.groups.share(flow) {
             let replica = FlowReplica::of(&FlowView::of(flow, now));
-            if self.tell_ended() && self.replication.tell(ReplicaEvent::Ended(replica)) {
+            if self.send_ended() && self.replication.send(ReplicaEvent::Ended(replica)) {
                 return;
             }
             if self.ended.len() < self.ended.capacity() {
@@ -429,10 +430,10 @@ impl<A: Address> Replicator<A> {
         }
     }
 
-    /// A partner has told this flow, and so all partners.
-    pub(crate) fn hear(&mut self, index: usize, state: FlowState, now: Tick) {
-        if let Some(news) = self.news.get_mut(index) {
-            *news = News::at(now, state).0;
+    /// A partner has sent this flow, to all its partners.
+    pub(crate) fn note_received(&mut self, index: usize, state: FlowState, now: Tick) {
+        if let Some(last) = self.last_sent.get_mut(index) {
+            *last = LastSent::at(now, state).0;
         }
     }
 }

@@ -1,10 +1,11 @@
-//! SNAT ports that rest although no pool of this worker has them: those of flows of partners, and of the process before.
+//! SNAT ports that rest although no pool of this worker has them: ports of flows of partners and of the process before.
 //!
-//! A server may hold the connection of an ended flow in TIME_WAIT. A gateway that takes over the SNAT address gives the port
-//! to no other flow meanwhile, as its pools do with their own ports. A port is known by the hash of the replies to it.
+//! A server may hold the connection of an ended flow in TIME_WAIT. A gateway that takes over the SNAT address gives the
+//! port to no other flow meanwhile, as its pools do with their own ports. A port is known by the hash of the replies to
+//! it.
 //!
-//! **Invariant:** constant time and memory. 32 bits of a hash stand for a port: another one may count as resting by
-//! mistake, and is used later. Where many end at once, those that have rested longest are forgotten first.
+//! **Invariant:** constant time and memory. 32 bits of a hash stand for a port: another port may count as resting by
+//! mistake, and is used later. Where many flows end at once, the ports that have rested longest are forgotten first.
 //!
 //! Not here: ports of pools (`flow::snat`).
 
@@ -17,7 +18,8 @@ const PORTS: usize = 8;
 /// Most ports, 8 MB: 17,476 a second that rest for a minute.
 const PORTS_MAX: usize = 1 << 20;
 
-/// Ports whose hashes have the same low bits: the upper half of the hash, never 0, and when the port was freed. 0: none.
+/// Ports whose hashes have the same low bits: the upper half of the hash, never 0, and when the port was freed. 0:
+/// none.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 struct RestingBucket([u64; PORTS]);
@@ -34,7 +36,7 @@ const fn parts(entry: u64) -> (u32, Tick) {
     ((entry >> 32) as u32, Tick(entry as u32))
 }
 
-/// What stands for a hash. Its lowest bit makes sure that it is not 0.
+/// The tag of a hash. Its lowest bit makes sure that it is not 0.
 const fn tag_of(hash: u64) -> u32 {
     (hash >> 32) as u32 | 1
 }
@@ -55,14 +57,14 @@ impl RestingReplies {
     pub(super) fn add(&mut self, hash: u64, freed: Tick, now: Tick) {
         let tag = tag_of(hash);
         let bucket = &mut self.buckets[self.position(hash)].0;
-        // Its own place, a free one, or that of the port that has rested longest.
+        // Its own entry, a free one, or that of the port that has rested longest.
         let order = |entry: &&mut u64| match parts(**entry) {
             (known, _) if known == tag => (2, 0),
             (0, _) => (1, 0),
             (_, freed) => (0, now.since(freed).0),
         };
-        if let Some(place) = bucket.iter_mut().max_by_key(order) {
-            *place = u64::from(tag) << 32 | u64::from(freed.0);
+        if let Some(entry) = bucket.iter_mut().max_by_key(order) {
+            *entry = u64::from(tag) << 32 | u64::from(freed.0);
         }
     }
 
@@ -97,7 +99,7 @@ mod tests {
         assert_eq!(resting.age(hash ^ 1 << 40, at(100)), None, "another port of the same bucket");
         resting.add(1, at(100), at(100));
         assert!(resting.age(1, at(100)).is_some(), "a hash without upper bits is one too");
-        // One that was freed by the process before.
+        // A port that was freed by the process before.
         resting.add(9, at(100 - 50), at(100));
         assert_eq!((resting.age(9, at(105)).is_some(), resting.age(9, at(111))), (true, None));
     }

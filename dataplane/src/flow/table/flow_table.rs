@@ -104,15 +104,15 @@ pub struct FlowTable<A: Address> {
 }
 
 /// The value stored in the index: the entry, and in the lowest bit the direction.
-const fn place(index: u32, direction: Direction) -> u32 {
+const fn position(index: u32, direction: Direction) -> u32 {
     match direction {
         Direction::ToBackend => index << 1,
         Direction::ToClient => index << 1 | 1,
     }
 }
 
-const fn entry_of(place: u32) -> (u32, Direction) {
-    (place >> 1, if place & 1 == 0 { Direction::ToBackend } else { Direction::ToClient })
+const fn entry_of(position: u32) -> (u32, Direction) {
+    (position >> 1, if position & 1 == 0 { Direction::ToBackend } else { Direction::ToClient })
 }
 
 /// The pool of a flow's SNAT port, if it has one.
@@ -171,31 +171,31 @@ impl<A: Address> FlowTable<A> {
         self.storage.replicator.as_ref().map_or(0, |replicator| replicator.shadows())
     }
 
-    /// What tells the agent about flows.
+    /// Sends the flows of the table to the agent.
     pub(crate) fn replicator(&mut self) -> Option<&mut Replicator<A>> {
         self.storage.replicator.as_deref_mut()
     }
 
-    /// Looks at up to `flows` of the flows that are old enough now, and tells those for which `tells` returns true. Returns
-    /// how many there were.
-    pub(crate) fn tell_due(&mut self, flows: usize, tells: impl Fn(&Flow<A>) -> bool) -> usize {
-        for looked in 0..flows {
+    /// Visits up to `flows` of the flows that are old enough now, and sends the flows for which `is_sent_here` returns
+    /// true. Returns how many it visited.
+    pub(crate) fn send_due(&mut self, flows: usize, is_sent_here: impl Fn(&Flow<A>) -> bool) -> usize {
+        for visited in 0..flows {
             let now = self.now;
-            let Some(index) = self.replicator().and_then(|replicator| replicator.take_due(now)) else { return looked };
+            let Some(index) = self.replicator().and_then(|replicator| replicator.take_due(now)) else { return visited };
             let flow = self.get(FlowIndex(index));
             if self.storage.is_used(index)
-                && tells(&flow)
+                && is_sent_here(&flow)
                 && let Some(replicator) = &mut self.storage.replicator
             {
-                replicator.tell_first(index, &flow, self.now);
+                replicator.send_first(index, &flow, self.now);
             }
         }
         flows
     }
 
-    /// A group was lost: queues the handshakes that backends have answered, to be told to partners. It finds those that
+    /// A group was lost: queues the handshakes that backends have answered, to be sent to partners. It finds those that
     /// began within `age_max`, among the [`HANDSHAKES_MAX`] youngest unconfirmed flows.
-    pub(crate) fn tell_handshakes(&mut self, age_max: Ticks) {
+    pub(crate) fn send_handshakes(&mut self, age_max: Ticks) {
         let now = self.now;
         let mut next = self.order.youngest(YieldClass::Unconfirmed);
         for _ in 0..HANDSHAKES_MAX {
@@ -203,7 +203,7 @@ impl<A: Address> FlowTable<A> {
             next = self.order.before(index);
             let is_answered = self.storage.hot(index).and_then(|flow| flow.state()) == Some(FlowState::TcpAnswered);
             if let Some(replicator) = self.storage.replicator.as_mut().filter(|_| is_answered) {
-                replicator.will_tell(index, now);
+                replicator.queue(index, now);
             }
         }
     }
@@ -217,10 +217,10 @@ impl<A: Address> FlowTable<A> {
         }
     }
 
-    /// Notes that a partner has told a flow, in its present state.
-    pub(crate) fn hear(&mut self, FlowIndex(index): FlowIndex, state: FlowState) {
+    /// Notes that a partner has sent a flow, in its present state.
+    pub(crate) fn note_received(&mut self, FlowIndex(index): FlowIndex, state: FlowState) {
         if let Some(replicator) = &mut self.storage.replicator {
-            replicator.hear(index as usize, state, self.now);
+            replicator.note_received(index as usize, state, self.now);
         }
     }
 
@@ -256,7 +256,7 @@ impl<A: Address> FlowTable<A> {
         self.hash_key(&A::Key::of(tuple), tuple.protocol)
     }
 
-    /// The same of addresses and ports as they stand in a packet.
+    /// The hash of addresses and ports in wire order.
     #[must_use]
     #[inline(always)]
     pub(crate) fn hash_key(&self, key: &A::Key, protocol: u8) -> u64 {
@@ -294,17 +294,17 @@ impl<A: Address> FlowTable<A> {
         CandidateSearch { table: self, homes: self.index.homes(), with_routes }
     }
 
-    /// The same in the other line of tags.
+    /// As [`FlowTable::candidate`], in the other line of tags.
     #[inline]
     pub fn candidate_away(&self, hash: u64) -> Candidate {
-        self.index.candidate_away(hash).map_or(Candidate::NONE, |place| self.prefetch_entry(place, true))
+        self.index.candidate_away(hash).map_or(Candidate::NONE, |position| self.prefetch_entry(position, true))
     }
 
     #[inline(always)]
-    fn prefetch_entry(&self, place: u32, with_route: bool) -> Candidate {
-        let (index, direction) = entry_of(place);
+    fn prefetch_entry(&self, position: u32, with_route: bool) -> Candidate {
+        let (index, direction) = entry_of(position);
         self.storage.prefetch(index, with_route && direction == Direction::ToClient);
-        Candidate(place)
+        Candidate(position)
     }
 
     /// Third pass: the flow of a tuple, and the direction of the tuple in it. Compares the full key, with that of the
@@ -323,19 +323,19 @@ impl<A: Address> FlowTable<A> {
     #[must_use]
     #[inline(never)]
     pub fn search(&self, hash: u64, tuple: &Tuple<A>) -> Option<(FlowIndex, Direction)> {
-        let Candidate(place) = self.search_key(hash, &A::Key::of(tuple), tuple.protocol)?;
-        let (index, direction) = entry_of(place);
+        let Candidate(position) = self.search_key(hash, &A::Key::of(tuple), tuple.protocol)?;
+        let (index, direction) = entry_of(position);
         Some((FlowIndex(index), direction))
     }
 
-    /// The same by addresses and ports as they stand in a packet.
+    /// As [`FlowTable::search`], by addresses and ports in wire order.
     pub(crate) fn search_key(&self, hash: u64, key: &A::Key, protocol: u8) -> Option<Candidate> {
-        self.index.find(hash, |place| self.matches(place, key, protocol)).map(Candidate)
+        self.index.find(hash, |position| self.matches(position, key, protocol)).map(Candidate)
     }
 
-    /// What keeps a new flow with these replies from its SNAT port, although the pool of the port does not know: another
-    /// flow has it, of a partner or of the process before, or such a flow had it until a moment ago. Not inlined, so that
-    /// gateways that do not replicate do not pay for it.
+    /// The use of a SNAT port that its pool does not know, by the hash of the replies: a flow of a partner or of the
+    /// process before has the port, or had it until a moment ago. Not inlined, so that gateways that do not replicate
+    /// do not pay for it.
     #[inline(never)]
     pub(crate) fn port_use(&self, reply_hash: u64, reply: &A::Key, protocol: u8) -> Option<PortUse> {
         let replicator = self.storage.replicator.as_ref()?;
@@ -353,7 +353,7 @@ impl<A: Address> FlowTable<A> {
         }
     }
 
-    /// Who owns a VIP group. Where flows are not replicated, this gateway.
+    /// The owner of a VIP group: this gateway, where flows are not replicated.
     pub(crate) fn holder(&self, group: u8) -> GroupHolder {
         self.storage.replicator.as_ref().map_or(GroupHolder::Settled, |replicator| replicator.groups().holder(group))
     }
@@ -373,7 +373,7 @@ impl<A: Address> FlowTable<A> {
         self.insert_flow(flow, true)
     }
 
-    /// The same for a flow that has begun at another gateway.
+    /// Inserts a flow that has begun at another gateway.
     pub(crate) fn insert_shadow(&mut self, flow: Flow<A>) -> Result<FlowIndex, Full> {
         self.insert_flow(flow, false)
     }
@@ -397,7 +397,7 @@ impl<A: Address> FlowTable<A> {
         Ok(FlowIndex(index))
     }
 
-    /// The same for a flow that a SYN begins now. Returns its place in the direction of the SYN.
+    /// Inserts a flow that a SYN begins now. Returns its position in the direction of the SYN.
     ///
     /// [`Full`]; the table is unchanged.
     #[inline(always)]
@@ -406,7 +406,7 @@ impl<A: Address> FlowTable<A> {
         self.storage.begin(index, begun, now);
         self.clients.add(client_of(begun.keys[Direction::ToBackend as usize]), begun.pool);
         self.order.push(index, YieldClass::Unconfirmed, Some(begun.pool), now);
-        Ok(Candidate(place(index, Direction::ToBackend)))
+        Ok(Candidate(position(index, Direction::ToBackend)))
     }
 
     /// Room for a flow with this hash in the index, for as long as no other flow takes it.
@@ -423,11 +423,11 @@ impl<A: Address> FlowTable<A> {
             None if (self.high_water as usize) < self.storage.len() => self.high_water,
             None => return Err(Full),
         };
-        if !self.index.insert_at(rooms[0], to_backend, place(index, Direction::ToBackend)) {
+        if !self.index.insert_at(rooms[0], to_backend, position(index, Direction::ToBackend)) {
             return Err(Full);
         }
-        if is_two_way && !self.index.insert_at(rooms[1], to_client, place(index, Direction::ToClient)) {
-            self.index.remove(to_backend, place(index, Direction::ToBackend));
+        if is_two_way && !self.index.insert_at(rooms[1], to_client, position(index, Direction::ToClient)) {
+            self.index.remove(to_backend, position(index, Direction::ToBackend));
             return Err(Full);
         }
         if self.free == 0 {
@@ -468,11 +468,11 @@ impl<A: Address> FlowTable<A> {
     /// The slots of a flow in the index.
     #[inline(always)]
     pub(super) fn slots_of(&self, index: u32, [to_backend, to_client]: [u64; 2]) -> [IndexSlot; 2] {
-        let to_backend = self.index.slot_of(to_backend, place(index, Direction::ToBackend));
-        [to_backend, self.index.slot_of(to_client, place(index, Direction::ToClient))]
+        let to_backend = self.index.slot_of(to_backend, position(index, Direction::ToBackend));
+        [to_backend, self.index.slot_of(to_client, position(index, Direction::ToClient))]
     }
 
-    /// The same for a flow of this kind, with the pool of its SNAT port if it has one.
+    /// Takes a flow of this kind out of the index and the lists, with the pool of its SNAT port if it has one.
     #[inline(always)]
     pub(super) fn take_out(
         &mut self,
@@ -481,9 +481,9 @@ impl<A: Address> FlowTable<A> {
         pool: Option<PoolId>,
         ([to_backend, to_client], slots): ([u64; 2], [IndexSlot; 2]),
     ) {
-        self.index.remove_at(slots[0], to_backend, place(index, Direction::ToBackend));
+        self.index.remove_at(slots[0], to_backend, position(index, Direction::ToBackend));
         if is_two_way {
-            self.index.remove_at(slots[1], to_client, place(index, Direction::ToClient));
+            self.index.remove_at(slots[1], to_client, position(index, Direction::ToClient));
         }
         if let Some(class) = class {
             self.order.remove(index, class, pool);
@@ -496,8 +496,8 @@ impl<A: Address> FlowTable<A> {
         self.len -= 1;
     }
 
-    /// Applies a packet to the state of its flow, see [`advance()`], marks the flow as seen, and keeps the yield lists up to
-    /// date. Returns the flow as it is now.
+    /// Applies a packet to the state of its flow, see [`advance()`], marks the flow as seen, and keeps the yield lists
+    /// up to date. Returns the flow as it is now.
     pub fn advance(
         &mut self,
         index: FlowIndex,
@@ -522,7 +522,7 @@ impl<A: Address> FlowTable<A> {
         self.storage.record_change(index.0, flow.state, transport);
         if let Some(replicator) = &mut self.storage.replicator {
             match before {
-                Some(_) if flow.state.is_confirmed() => replicator.will_tell(index.0, now),
+                Some(_) if flow.state.is_confirmed() => replicator.queue(index.0, now),
                 _ => replicator.changed(index.0, &flow, now),
             }
         }
@@ -536,19 +536,19 @@ impl<A: Address> FlowTable<A> {
         self.order.oldest(class).map(|index| (FlowIndex(index), self.order.since(index, self.now)))
     }
 
-    /// The same among the flows that hold a port of this pool.
+    /// The flow among the holders of a port of this pool that has been in this class the longest, and since when.
     #[must_use]
     pub fn oldest_of(&self, class: YieldClass, pool: PoolId) -> Option<(FlowIndex, Tick)> {
         self.order.oldest_of(class, pool).map(|index| (FlowIndex(index), self.order.since(index, self.now)))
     }
 
-    /// The first flows that yield in a class, those that have been in it the longest; only those that hold a port of this
-    /// pool, if there is one.
+    /// The flows of a class, the flow that has been in it the longest first; with a pool, only the holders of its
+    /// ports.
     pub(crate) fn oldest_first(&self, class: YieldClass, pool: Option<PoolId>) -> impl Iterator<Item = FlowIndex> {
         self.order.oldest_first(class, pool).map(FlowIndex)
     }
 
-    /// The flows in a run of entries, at a place that follows from `hash`.
+    /// The flows in a run of entries that begins at a position that follows from `hash`.
     pub(crate) fn sample(&self, hash: u64, entries: u32) -> impl Iterator<Item = FlowIndex> {
         let all = self.high_water.max(1);
         let start = u32::try_from(hash >> 32).unwrap_or_default() % all;
@@ -597,7 +597,7 @@ impl<A: Address> FlowTable<A> {
         }
     }
 
-    /// What packets of its flows read, and their meters, if these are wanted and there are any.
+    /// The parts of its flows that packets read, and their meters, if they are wanted and there are any.
     #[inline(always)]
     pub(crate) fn hot_parts(&mut self, metered: bool) -> HotFlows<'_, A::Key> {
         self.storage.hot_parts(metered)
@@ -633,8 +633,8 @@ impl<A: Address> FlowTable<A> {
     }
 
     /// Copies flows from the entry `start` on until `into` has no room for the next entry. Visits as many entries as it
-    /// has room for. Returns where to continue; `None` after the last entry. A flow keeps its entry, and entries that were
-    /// never used are at the end.
+    /// has room for. Returns where to continue; `None` after the last entry. A flow keeps its entry, and entries that
+    /// were never used are at the end.
     pub(crate) fn copy_from<const N: usize>(&self, start: u32, into: &mut ArrayVec<Flow<A>, N>) -> Option<u32> {
         let room = u32::try_from(into.remaining_capacity()).unwrap_or(u32::MAX);
         let end = start.saturating_add(room).min(self.high_water);

@@ -16,9 +16,9 @@ use crate::flow::tick::Ticks;
 use crate::stats::CounterSlot;
 use crate::wire::{Address, TupleKey, protocol};
 
-/// Flows that a sweep looks at together.
+/// Flows that a sweep visits together.
 const SWEEP_PART: usize = 16;
-/// Entries by which a sweep fetches ahead; those behind its end are the first ones of the next sweep.
+/// Entries by which a sweep fetches ahead; the entries behind its end are the first of the next sweep.
 const SWEEP_AHEAD: u32 = 32;
 
 impl<A: Address> FlowTable<A> {
@@ -26,11 +26,11 @@ impl<A: Address> FlowTable<A> {
     /// the callback releases their SNAT ports. Forgets routes of other epochs than `route_epoch`. Returns where to
     /// continue, 0 after the last entry.
     pub fn sweep(&mut self, start: u32, entries: u32, route_epoch: u32, ended: impl FnMut(&Flow<A>) -> bool) -> u32 {
-        self.sweep_by(start, entries, route_epoch, &mut Each(ended))
+        self.sweep_by(start, entries, route_epoch, &mut Callback(ended))
     }
 
-    /// As [`FlowTable::sweep`], with a shorter look at flows in a handshake, which have no route: those that stay cost
-    /// little more than reading them in order.
+    /// As [`FlowTable::sweep`], by the hot words alone for flows in a handshake, which have no route: a flow that stays
+    /// costs little more than reading it in order.
     ///
     /// The lines of the index that the end of a flow changes are fetched while flows of the part before end.
     pub(crate) fn sweep_by(&mut self, start: u32, entries: u32, route_epoch: u32, by: &mut impl SweepRules<A>) -> u32 {
@@ -44,7 +44,7 @@ impl<A: Address> FlowTable<A> {
             part.iter_mut().for_each(|due| self.look_up(due));
             for due in &*part {
                 if !due.is_over || !self.end_handshake(due, by) {
-                    self.look_longer(due, route_epoch, by);
+                    self.visit_entry(due, route_epoch, by);
                 }
             }
             std::mem::swap(&mut part, &mut after);
@@ -58,7 +58,8 @@ impl<A: Address> FlowTable<A> {
         0
     }
 
-    /// The next flows, up to `end`, that end or need a longer look. Their lines of tags are prefetched.
+    /// The next flows, up to `end`, that end or whose whole entry must be read. Their lines of the index are
+    /// prefetched.
     #[inline(always)]
     fn part_of_sweep(&self, (next, end): (&mut u32, u32), by: &impl SweepRules<A>, part: &mut ArrayVec<Due, SWEEP_PART>) {
         part.clear();
@@ -67,10 +68,10 @@ impl<A: Address> FlowTable<A> {
             *next += 1;
             self.storage.prefetch_first(index + SWEEP_AHEAD);
             let Some((flow, state)) = self.storage.hot(index).and_then(|flow| Some((flow, flow.state()?))) else { continue };
-            let fate = if state.shakes_hands() { by.glance(flow, state) } else { Fate::Unknown };
+            let fate = if state.shakes_hands() { by.fate_of_handshake(flow, state) } else { Fate::Unknown };
             if fate != Fate::Stays {
-                let hashes =
-                    [Direction::ToBackend, Direction::ToClient].map(|way| self.hash_key(flow.key(way), state.protocol()));
+                let hashes = [Direction::ToBackend, Direction::ToClient]
+                    .map(|direction| self.hash_key(flow.key(direction), state.protocol()));
                 hashes.iter().for_each(|hash| self.prefetch(*hash));
                 self.storage.prefetch_rest(index);
                 self.order.prefetch(index);
@@ -106,9 +107,9 @@ impl<A: Address> FlowTable<A> {
         true
     }
 
-    /// Ends a flow that is over by a longer look, or refreshes what is known of it.
+    /// Ends a flow that is over by its whole entry, or refreshes what is known of it.
     #[inline(never)]
-    fn look_longer(&mut self, &Due { index, hashes, .. }: &Due, route_epoch: u32, by: &mut impl SweepRules<A>) {
+    fn visit_entry(&mut self, &Due { index, hashes, .. }: &Due, route_epoch: u32, by: &mut impl SweepRules<A>) {
         let flow = self.get(FlowIndex(index));
         let is_shadow = self.storage.replicator.as_ref().is_some_and(|replicator| !replicator.own(&flow));
         if by.is_over(&flow, is_shadow) {
@@ -122,7 +123,7 @@ impl<A: Address> FlowTable<A> {
         } else {
             self.storage.record_part(index, &flow, self.now);
             if let Some(replicator) = &mut self.storage.replicator {
-                replicator.meet(index, &flow, by.refresh(&flow), self.now);
+                replicator.visit(index, &flow, by.refresh(&flow), self.now);
             }
             self.storage.forget_route(index, &flow, route_epoch);
         }
@@ -135,28 +136,28 @@ struct Due {
     hashes: [u64; 2],
     /// Its slots in the index, once they were looked up.
     slots: [IndexSlot; 2],
-    /// It ends. Otherwise a longer look tells.
+    /// It ends. Otherwise only its whole entry shows whether it does.
     is_over: bool,
 }
 
-/// What a short look at a flow tells.
+/// What the hot words of a flow show of its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It does not end, and needs nothing else from the sweep.
     Stays,
     /// It ends.
     Over,
-    /// A longer look tells.
+    /// Only its whole entry shows it.
     Unknown,
 }
 
 /// Which flows a sweep ends.
 pub(crate) trait SweepRules<A: Address> {
-    /// A short look at a flow in a handshake.
-    fn glance(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate;
+    /// Whether a flow in a handshake ends, by its hot words.
+    fn fate_of_handshake(&self, flow: &HotFlow<A::Key>, state: FlowState) -> Fate;
     /// Whether a flow ends; `is_shadow`: another gateway owns it.
     fn is_over(&mut self, flow: &Flow<A>, is_shadow: bool) -> bool;
-    /// How often partners are told a flow that carries packets; `None`: never. Asked only where flows are replicated.
+    /// How often a flow that carries packets is sent to partners; `None`: never. Asked only where flows are replicated.
     fn refresh(&self, flow: &Flow<A>) -> Option<Ticks>;
     /// Why a flow of this backend ends.
     fn why(&self, backend: BackendId) -> FlowEnd;
@@ -165,10 +166,10 @@ pub(crate) trait SweepRules<A: Address> {
 }
 
 /// A callback as rules.
-struct Each<F>(F);
+struct Callback<F>(F);
 
-impl<A: Address, F: FnMut(&Flow<A>) -> bool> SweepRules<A> for Each<F> {
-    fn glance(&self, _: &HotFlow<A::Key>, _: FlowState) -> Fate {
+impl<A: Address, F: FnMut(&Flow<A>) -> bool> SweepRules<A> for Callback<F> {
+    fn fate_of_handshake(&self, _: &HotFlow<A::Key>, _: FlowState) -> Fate {
         Fate::Unknown
     }
 

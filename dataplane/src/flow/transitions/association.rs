@@ -1,11 +1,12 @@
 //! State changes of SCTP associations, by verification tags (RFC 9260 section 8.5).
 //!
-//! A stranger off the path knows no tag, so a packet under a wrong tag changes nothing. The tags are *proven* where this
-//! gateway has seen the handshake: the client's in its INIT, the backend's in its INIT ACK under the client's, and each
-//! used by the other end. Proven tags stay: if an end starts anew under another tag (section 5.2), its flow goes on, and only
-//! its idle limit ends it. What has not been seen whole, as of an association that was adopted in mid-stream, is learnt for
-//! each direction from the last packet that goes on. That may be a stranger's, hence an end by such a tag only shortens the
-//! idle limit, and whatever goes on restores it. So it is in one-way modes, where the backend's packets are never seen.
+//! A stranger off the path knows no tag, so a packet under a wrong tag changes nothing. The tags are *proven* where
+//! this gateway has seen the handshake: the client's in its INIT, the backend's in its INIT ACK under the client's, and
+//! each used by the other end. Proven tags stay: if an end starts anew under another tag (section 5.2), its flow goes
+//! on, and only its idle limit ends it. The tags of an association whose handshake was not seen, as one that was
+//! adopted in mid-stream, are learnt for each direction from the last packet that goes on. A stranger may have sent it,
+//! so an end by such a tag only shortens the idle limit, and any packet that goes on restores it. The same holds in
+//! one-way modes, where the backend's packets are never seen.
 //!
 //! Not here: where tags are stored, and packets without association (`forward`).
 
@@ -14,12 +15,12 @@ use crate::flow::entry::{Flow, VerificationTags};
 use crate::flow::state::{Direction, FlowState, next_state};
 use crate::wire::{Address, Transport, sctp_chunk};
 
-/// What the verification tag of a packet tells.
+/// The verification tag of a packet, compared with the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TagCheck {
-    /// It is the one that the flow has.
+    /// It is the tag that the flow has.
     Right,
-    /// It is another one.
+    /// It is another tag.
     Wrong,
     /// The flow has none to compare.
     Unknown,
@@ -61,7 +62,8 @@ fn tag_of(tags: &mut VerificationTags, direction: Direction) -> &mut u32 {
     }
 }
 
-/// Learns the tag of a packet that goes on. That of an INIT is 0, and an end may reflect.
+/// Learns the tag of a packet that goes on. An INIT has the tag 0, and the end of an association may carry a reflected
+/// tag.
 fn learn(tags: &mut VerificationTags, chunk: u8, direction: Direction, segment: Segment) {
     if chunk != sctp_chunk::INIT && !ends(chunk) {
         *tag_of(tags, direction) = segment.sequence;
@@ -70,8 +72,8 @@ fn learn(tags: &mut VerificationTags, chunk: u8, direction: Direction, segment: 
 
 /// A packet of an association that its backend has not taken yet.
 ///
-/// A stranger may add INITs and other packets of the client. So an INIT changes nothing here: which one counts is what the
-/// backend tells. Tags that do not fit together are no proof.
+/// A stranger may add INITs and other packets of the client. So an INIT changes nothing here: which one counts is what
+/// the backend tells. Tags that do not fit together are no proof.
 fn shake_hands<A: Address>(flow: &mut Flow<A>, chunk: u8, direction: Direction, segment: Segment) -> FlowState {
     let next = next_state(flow.state, Transport::Sctp { chunk }, direction);
     let (tags, tag) = (&mut flow.tags, segment.sequence);
@@ -122,8 +124,8 @@ fn go_on<A: Address>(flow: &mut Flow<A>, chunk: u8, direction: Direction, segmen
     }
 }
 
-/// Compares the tag of a packet. The end of an association may come under the tag of its sender, from an end that has no
-/// such association and reflects what it received (section 8.5.1).
+/// Compares the tag of a packet. The end of an association may come under the tag of its sender, from an end that has
+/// no such association and reflects what it received (section 8.5.1).
 fn check(mut tags: VerificationTags, chunk: u8, direction: Direction, segment: Segment) -> TagCheck {
     let may_reflect = matches!(chunk, sctp_chunk::ABORT | sctp_chunk::SHUTDOWN_COMPLETE);
     let is_reflected = may_reflect && segment.acknowledgement != 0;

@@ -1,6 +1,6 @@
 //! The numbers of a packet by which the state of its flow may change: sequence numbers of TCP, tags of SCTP.
 //!
-//! Not here: what they change.
+//! Not here: the changes that packets make.
 
 use zerocopy::network_endian::U32;
 

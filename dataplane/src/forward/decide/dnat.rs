@@ -18,7 +18,7 @@ use crate::flow::{
     BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of, is_mid_stream,
     next_state,
 };
-use crate::snapshot::{Front, Frontend};
+use crate::snapshot::{DnatFrontend, Frontend};
 use crate::stats::DropReason;
 use crate::wire::{Address, Transport, Tuple, is_martian, tcp_flags};
 
@@ -115,7 +115,7 @@ pub(super) fn own_port<A: Address>(
 pub(super) fn reply<'s, A: Address>(packet: &Packet<'_, A>, context: &mut DecisionContext<'_, 's, A>) -> Option<Verdict<'s>> {
     let snapshot = context.snapshot;
     let tuple = &packet.headers.tuple;
-    let front = snapshot.front(tuple.source, tuple.protocol, tuple.source_port)?;
+    let front = snapshot.dnat_frontend(tuple.source, tuple.protocol, tuple.source_port)?;
     let is_client = refused_source(tuple.destination, snapshot).is_none() && !is_martian(tuple.destination);
     if begins(packet.headers.transport) || !is_client {
         return None;
@@ -127,7 +127,11 @@ pub(super) fn reply<'s, A: Address>(packet: &Packet<'_, A>, context: &mut Decisi
     })
 }
 
-fn by_front<'s, A: Address>(packet: &Packet<'_, A>, front: Front<A>, context: &mut DecisionContext<'_, 's, A>) -> Verdict<'s> {
+fn by_front<'s, A: Address>(
+    packet: &Packet<'_, A>,
+    front: DnatFrontend<A>,
+    context: &mut DecisionContext<'_, 's, A>,
+) -> Verdict<'s> {
     let DecisionContext { snapshot, now, .. } = *context;
     let Some(backend) = snapshot.backend(front.backend) else { return Verdict::Drop(DropReason::NoFlow) };
     if !arrives_from(snapshot, backend.next_hop, packet.in_link) {

@@ -128,12 +128,12 @@ impl<'s> Hits<'s> {
         let group = backend.group();
         if direction == Direction::ToBackend {
             return match group {
-                Some(group) => self.exits.get(self.routes.ways.slot(group, plan.hash)),
+                Some(group) => self.exits.get(self.routes.first_choices.slot(group, plan.hash)),
                 None => Some(backend),
             };
         }
         let arrives = match group {
-            Some(group) => self.routes.ways.arrive_from(group, plan.link),
+            Some(group) => self.routes.first_choices.arrive_from(group, plan.link),
             None => backend.link == plan.link,
         };
         if !arrives {

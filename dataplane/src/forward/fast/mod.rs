@@ -28,10 +28,11 @@ mod unrecognised;
 
 use std::cell::Cell;
 
-use super::engine::{Engine, Ingress};
+use super::engine::Engine;
 use super::execute::{Executor, HotTables};
 use super::observer::Observe;
 use super::plan::{Plan, operation};
+use super::sort::Ingress;
 use crate::flow::{BackendId, Candidate, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{BURST, Burst, Origin, Port, PortIndex};
@@ -149,7 +150,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if let Some(last_burst) = self.last_bursts.get_mut(port) {
             let has_others = match arrival.origin {
                 Origin::Port => handed_over * OTHERS_PART >= received,
-                Origin::Met | Origin::Begun | Origin::Owned => last_burst.has_others,
+                Origin::OwnerUnknown | Origin::Begun | Origin::Owned => last_burst.has_others,
             };
             *last_burst = LastBurst { kinds, operations, reads_routes: reads_routes.get(), has_others };
         }

@@ -23,9 +23,10 @@ use crate::flow::{
     BackendId, BegunFlow, FLOWS_FACTOR, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick, may_grow,
 };
 use crate::forward::decide::{first_snat_address, may_lease, unresolved_client};
-use crate::forward::engine::{Engine, Ingress};
+use crate::forward::engine::Engine;
 use crate::forward::execute::ExecutedFamily;
 use crate::forward::observer::Observe;
+use crate::forward::sort::Ingress;
 use crate::port::{BURST, Link, Origin, Port};
 use crate::snapshot::{Exit, Frontend, RouteTo, Snapshot};
 use crate::stats::{FrontendNumber, ServiceNumber};
@@ -268,7 +269,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     ) -> u64 {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         // Packets that met here may be of others, and those that begin anew here are.
-        let is_left = matches!(opening.at.arrival.origin, Origin::Met | Origin::Begun);
+        let is_left = matches!(opening.at.arrival.origin, Origin::OwnerUnknown | Origin::Begun);
         let room = if is_left { 0 } else { room };
         // Half as much again as binds: the packets of this part may use it up.
         let is_scarce = opening.at.snapshot.has_many_services() && room < (self.max_flows / 16 * 3).saturating_add(PARTS_ROOM);
@@ -386,7 +387,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             && let Some(tuple) = tuple()
             && let Some(neighbour) = unresolved_client(snapshot, snapshot.route(tuple.source), &tuple)
         {
-            self.ask(neighbour);
+            self.neighbours.ask(neighbour);
         }
         let reply = A::Key::of(&Tuple {
             source: towards.address,

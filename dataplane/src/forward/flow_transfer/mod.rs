@@ -1,5 +1,5 @@
-//! Flows that come from elsewhere, and the flows that a worker passes on: saved flows, from one process to the next, and
-//! shadow flows, which are replicated between gateways. Either may leave a flow split between two workers.
+//! Flows that come from elsewhere, and the flows that a worker passes on: saved flows, from one process to the next,
+//! and shadow flows, which are replicated between gateways. Either may leave a flow split between two workers.
 //!
 //! Not here: the queues and times of replication (`flow::storage`), the file of saved flows and the connections between
 //! gateways (the root package).
@@ -10,4 +10,4 @@ mod shadow_flows;
 mod split_flows;
 
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
-pub(super) use shadow_flows::{Owned, Replicating, tells};
+pub(super) use shadow_flows::{Owned, Replicating, is_sent_by};

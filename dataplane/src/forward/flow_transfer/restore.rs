@@ -1,10 +1,10 @@
-//! A worker's flows on their way from one process to the next: what it saves at its end, and what its successor restores
-//! with the first complete snapshot (docs/internals/decisions/0050-flows-outlive-a-restart.md).
+//! A worker's flows on their way from one process to the next: a worker saves them at its end, and its successor
+//! restores them with the first complete snapshot (docs/internals/decisions/0050-flows-outlive-a-restart.md).
 //!
 //! Each worker reads all parts and takes the flows that it owns now. Owners are the same as before where the seed, the
 //! number of workers and the method of steering are. Otherwise two workers may own the two directions of a `nat` flow:
-//! the owner of the replies, whose share has the SNAT port, keeps the flow, and the owner of the client's packets gets a
-//! copy, except of UDP, whose next datagram makes a new flow.
+//! the owner of the replies, whose share has the SNAT port, keeps the flow, and the owner of the client's packets gets
+//! a copy, except of UDP, whose next datagram makes a new flow.
 //!
 //! **Invariants:** before its first packet under a complete snapshot, a worker has all flows that it will get. The two
 //! halves of a flow end independently, so neither gives its port back: it stays used until the process ends.
@@ -36,7 +36,7 @@ const TOGETHER: usize = 16;
 /// The fates of the flows of one worker.
 type Fates = [u64; FlowFate::ALL.len()];
 
-/// What pools do not hold of the ports that were in use.
+/// The ports that were in use and that no pool took over.
 #[derive(Default)]
 struct RefusedPorts {
     /// Whole pools.
@@ -187,8 +187,8 @@ impl<P: Port, O> Engine<P, O> {
                             flow.snat_pool = PoolId::NONE;
                         }
                         let table = A::table(&self.tables);
-                        for way in [Direction::ToBackend, Direction::ToClient] {
-                            table.prefetch(table.hash(&flow.tuple(way)));
+                        for direction in [Direction::ToBackend, Direction::ToClient] {
+                            table.prefetch(table.hash(&flow.tuple(direction)));
                         }
                         together.push(flow);
                         if together.is_full() {
@@ -206,8 +206,8 @@ impl<P: Port, O> Engine<P, O> {
         self.insert_restored(&mut together, fates);
     }
 
-    /// Takes over pools. Where flows are replicated, a pool has its own ports only: those of partners lie anywhere, which a
-    /// pool in its order cannot hold. New flows leave out those that are in use or rest.
+    /// Takes over pools. Where flows are replicated, a pool has its own ports only: ports of partners lie anywhere,
+    /// which a pool in its order cannot hold. New flows leave out those that are in use or rest.
     fn adopt_pools<A: FlowFamily>(&mut self, pools: AdoptedPools<A>, now: Tick) -> RefusedPorts {
         let (mut refused, is_replicated) = (RefusedPorts::default(), A::table(&self.tables).is_replicated());
         for (id, AdoptedPool { target, snat, mut used }) in pools {
@@ -260,8 +260,8 @@ impl<P: Port, O> Engine<P, O> {
         }
     }
 
-    /// The flow as this worker has it, the target of its SNAT port, and the pool in which this worker counts the port as
-    /// used. `Err`: it does not go on; without a fate, because another worker counts it.
+    /// The flow as this worker has it, the target of its SNAT port, and the pool in which this worker counts the port
+    /// as used. `Err`: it does not go on; without a fate, because another worker counts it.
     fn mine<A: FlowFamily>(
         &self,
         snapshot: &Snapshot,
@@ -292,7 +292,7 @@ impl<P: Port, O> Engine<P, O> {
             let index = snat_index(snapshot, flow.snat).filter(|_| (SNAT_PORT_FIRST..=SNAT_PORT_LAST).contains(&flow.snat_port));
             let index = index.ok_or(FlowFate::PortGone)?;
             let (is_shared, is_udp) = (to_backend != to_client, flow.protocol == protocol::UDP);
-            // One worker sees only half of a handshake. The client repeats it.
+            // A worker sees only half of a split handshake. The client repeats it.
             if is_shared && (flow.state.shakes_hands() || is_udp && to_backend) {
                 return Err(Some(FlowFate::PortGone));
             }

@@ -1,13 +1,13 @@
 //! The flows of a gateway as bytes, from one process to the next: their format, and its checks.
 //!
-//! A header with a checksum over everything, then one part for each worker that saved. A part names backends by Service,
-//! protocol and address, because slots mean nothing in another process, and times by how long ago they were. All numbers
+//! A header with a checksum over everything, then one part for each worker that saved. A part names backends by
+//! Service, protocol and address, because slots mean nothing in another process, and gives times as ages. All numbers
 //! are little-endian.
 //!
-//! **Invariant:** [`SavedFlows::read`] accepts only bytes that this version, or the one before,
-//! wrote since the machine started, complete and unchanged. Reading them never panics, whatever they are.
+//! **Invariant:** [`SavedFlows::read`] accepts only bytes that this version, or the version before, wrote since the
+//! machine started, complete and unchanged. Reading never panics, whatever the bytes are.
 //!
-//! Not here: which flows are saved, and what becomes of them in the next process (`restore`), and files.
+//! Not here: the choice of flows that are saved, their restoration in the next process (`restore`), and files.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -78,14 +78,14 @@ pub enum SavedFlowsError {
     Content,
 }
 
-/// What became of saved flows, summed over all workers that have restored.
+/// The fates of saved flows, summed over all workers that have restored.
 #[derive(Debug, Default)]
 pub struct RestoreReport {
     workers: AtomicU32,
     counts: [AtomicU64; FlowFate::ALL.len()],
 }
 
-/// What became of a saved flow.
+/// The fate of a saved flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FlowFate {
@@ -217,19 +217,19 @@ impl SavedFlows {
         self.seed
     }
 
-    /// Whether a controller sent the process that saved them its state.
+    /// Whether the process that saved the flows had the state of a controller.
     #[must_use]
     pub const fn is_confirmed(&self) -> bool {
         self.is_confirmed
     }
 
-    /// How long ago they were saved, ns, at the time of reading.
+    /// Time since the flows were saved, ns, at the time of reading.
     #[must_use]
     pub const fn age_ns(&self) -> u64 {
         self.age_ns
     }
 
-    /// What became of them so far.
+    /// The fates of the flows so far.
     #[must_use]
     pub const fn report(&self) -> &RestoreReport {
         &self.report
@@ -421,8 +421,8 @@ impl<'a> SavedPart<'a> {
         Some(backends)
     }
 
-    /// Its resting ports: for each pool the number of a backend, the SNAT address, and each port with the ticks for which
-    /// it had rested.
+    /// Its resting ports: for each pool the number of a backend, the SNAT address, and each port with the ticks for
+    /// which it had rested.
     pub(super) fn pools(&self) -> impl Iterator<Item = (u32, IpAddr, impl Iterator<Item = (u16, u16)>)> {
         let mut fields = Fields(self.pools);
         std::iter::from_fn(move || {

@@ -1,13 +1,14 @@
-//! Shadow flows: the flows of partners in this worker's tables, and what it tells of its own
+//! Shadow flows: the flows of partners in this worker's tables, and the flows that this worker sends to partners
 //! (docs/internals/decisions/0060-shadow-flows.md).
 //!
-//! A shadow is an ordinary flow whose VIP group another gateway owns. It holds no SNAT port: new flows that would get the
-//! port find it by its replies and take another one.
+//! A shadow is an ordinary flow whose VIP group another gateway owns. It holds no SNAT port: new flows that would get
+//! the port find it by its replies and take another one.
 //!
-//! **Invariants:** of its own flows that it knows nobody but this gateway decides. Per poll a worker applies and tells a bounded number
-//! of events. It has the half of a flow whose packets it owns, as after a restart (`restore`).
+//! **Invariants:** no event of a partner changes a flow that this gateway owns and knows. A worker applies and sends a
+//! bounded number of events in a poll. Of a flow whose directions two workers own, each has its half, as after a
+//! restart (`restore`).
 //!
-//! Not here: what was told, and when it is told again (`flow::storage`).
+//! Not here: the flows that partners have, and the times at which they are sent again (`flow::storage`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,21 +30,22 @@ use crate::workers::{Steering, WorkerId};
 
 /// Events of partners that a worker applies in a poll.
 const APPLIED_PER_POLL: usize = 32;
-/// Events that it applies in a tick while it has packets to process: 4,096 x 1 us are 3 % of it.
+/// Events that a worker applies in a tick while it has packets to process: 4,096 x 1 us are 3 % of it.
 const APPLIED_PER_TICK: usize = 4096;
-/// Newly confirmed flows of a family that it tells in a poll. A poll may confirm more; they wait for polls with fewer.
-const TOLD_PER_POLL: usize = 16;
-/// For how long after a takeover partners may tell flows that this gateway does not know: news that is lost is repeated
-/// within 400 ms, and TCP repeats a packet that is dropped after 200 ms at the earliest. Also for how long after the loss
-/// of a group its flows are told that were too young before.
+/// Newly confirmed flows of a family that a worker sends in a poll. A poll may confirm more; they wait for polls with
+/// fewer.
+const SENT_PER_POLL: usize = 16;
+/// Time after a takeover in which partners may send flows that this gateway does not know: a lost event is repeated
+/// within 400 ms, and TCP repeats a packet that is dropped after 200 ms at the earliest. Also the time after the loss
+/// of a group in which its flows are sent that were too young before.
 const HANDOVER: Duration = Duration::from_secs(2);
 
-/// Which packets are a worker's; `None`: all.
+/// The owner function and a worker, which owns some packets by it; `None`: the worker owns all packets.
 pub(in crate::forward) type Owned<'a> = Option<(&'a Steering, WorkerId)>;
 
-/// Whether this worker tells a flow. The owner of the replies tells one that two workers share. A flow of a one-way mode
-/// goes on through any gateway by the hash, unless affinity has chosen its backend.
-pub(in crate::forward) fn tells<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, flow: &Flow<A>) -> bool {
+/// Whether this worker sends a flow to partners. Of a flow that two workers share, the owner of the replies does. A
+/// flow of a one-way mode goes on through any gateway by the hash, unless affinity has chosen its backend.
+pub(in crate::forward) fn is_sent_by<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, flow: &Flow<A>) -> bool {
     match flow.mode {
         FlowMode::Nat => !flow.has_foreign_port() || is_owned(owned, snapshot, &flow.tuple(Direction::ToClient)),
         FlowMode::Dnat => true,
@@ -61,11 +63,12 @@ fn is_owned<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, tuple: &Tuple<A>)
 /// The replication of one worker.
 pub(in crate::forward) struct Replicating {
     queues: Arc<FlowReplication>,
-    /// The groups that the gateway owned when they were looked at last.
+    /// The groups that the gateway owned at the last poll.
     groups: Option<OwnedGroups>,
-    /// When it took each group over from a partner, or lost it; only of the last moments.
+    /// When it took each group over from a partner, or lost it, within [`HANDOVER`].
     moved: [Option<Tick>; VIP_GROUPS_MAX as usize],
-    looked: Option<Tick>,
+    /// The tick of the last poll.
+    last_tick: Option<Tick>,
     /// How many events may be applied in this tick while there are packets.
     left: usize,
     /// Whether the last poll processed no packets.
@@ -74,11 +77,11 @@ pub(in crate::forward) struct Replicating {
 
 impl Replicating {
     pub(in crate::forward) const fn new(queues: Arc<FlowReplication>) -> Self {
-        Self { queues, groups: None, moved: [None; VIP_GROUPS_MAX as usize], looked: None, left: 0, is_idle: true }
+        Self { queues, groups: None, moved: [None; VIP_GROUPS_MAX as usize], last_tick: None, left: 0, is_idle: true }
     }
 
-    /// Applies what partners tell, and tells them flows that have been confirmed for long enough. To be called at each
-    /// poll; `changed`: with a new snapshot. Returns how many flows that concerned: more may wait.
+    /// Applies events of partners, and sends them flows that have been confirmed for long enough. To be called at each
+    /// poll; `changed`: with a new snapshot. Returns the number of events in both directions: more may wait.
     #[inline(never)]
     pub(in crate::forward) fn run<P: Port, O>(
         &mut self,
@@ -88,24 +91,24 @@ impl Replicating {
         now_ns: u64,
     ) -> usize {
         let now = Tick::at(now_ns);
-        if self.looked.replace(now) != Some(now) {
+        if self.last_tick.replace(now) != Some(now) {
             self.left = APPLIED_PER_TICK;
             self.follow_groups(engine, snapshot, now_ns);
         } else if changed {
             self.follow_groups(engine, snapshot, now_ns);
         }
         let events = if self.is_idle { APPLIED_PER_POLL } else { APPLIED_PER_POLL.min(self.left) };
-        let applied = engine.hear_partners(&self.queues, events, snapshot, now);
+        let applied = engine.apply_events(&self.queues, events, snapshot, now);
         self.left = self.left.saturating_sub(applied);
-        applied + engine.tell_due(snapshot)
+        applied + engine.send_due(snapshot)
     }
 
     /// Takes over which VIP groups this gateway owns now. A lease that has expired counts as another gateway's.
     ///
-    /// What waits is applied first, by the groups that it owned before and owns now: it may be from the owner of before,
-    /// or, if this gateway was stopped for a while, from the present one.
+    /// Events that wait are applied first, by the groups that this gateway owned before and owns now: they may be from
+    /// the owner of before, or, if this gateway was stopped for a while, from the present owner.
     fn follow_groups<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) {
-        let valid = engine.ownership.valid_groups(now_ns);
+        let valid = engine.neighbours.ownership.valid_groups(now_ns);
         let (groups, now) = (snapshot.groups.map(|owned| OwnedGroups { owned: owned.owned & valid, ..owned }), Tick::at(now_ns));
         let owned = groups.map(|groups| groups.owned);
         if groups != self.groups {
@@ -113,11 +116,11 @@ impl Replicating {
             let still_owned = before & owned.unwrap_or(0);
             let taken = self.moved_lately(now) & still_owned;
             engine.set_groups(snapshot, owned.map(|_| GroupHoldings { owned: still_owned, taken, lost: 0 }));
-            engine.hear_partners(&self.queues, self.queues.given(), snapshot, now);
+            engine.apply_events(&self.queues, self.queues.given(), snapshot, now);
             self.note_moves(before ^ owned.unwrap_or(0), now);
             if before & !owned.unwrap_or(0) != 0 && self.queues.has_partners() {
-                engine.tables.v4.tell_handshakes(HANDOVER.into());
-                engine.tables.v6.tell_handshakes(HANDOVER.into());
+                engine.tables.v4.send_handshakes(HANDOVER.into());
+                engine.tables.v6.send_handshakes(HANDOVER.into());
             }
         }
         self.groups = groups;
@@ -149,16 +152,16 @@ impl Replicating {
     }
 }
 
-/// What became of news of a flow.
-enum Heard {
-    Applied,
+/// The result of applying an event.
+enum Applied {
+    Done,
     Refused,
     /// The flow is another worker's.
     OfOther,
 }
 
 impl<P: Port, O> Engine<P, O> {
-    /// Which packets are this worker's.
+    /// The packets that this worker owns.
     fn owned(&self) -> Owned<'_> {
         self.egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()))
     }
@@ -168,41 +171,41 @@ impl<P: Port, O> Engine<P, O> {
         set_groups::<u128>(&mut self.tables, snapshot, holdings);
     }
 
-    /// Tells flows that have been confirmed for long enough. Returns how many there were.
-    fn tell_due(&mut self, snapshot: &Snapshot) -> usize {
+    /// Sends flows that have been confirmed for long enough. Returns how many there were.
+    fn send_due(&mut self, snapshot: &Snapshot) -> usize {
         let Self { egress, tables: FlowTables { v4, v6 }, .. } = self;
         let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
-        let of_v4 = v4.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow));
-        of_v4 + v6.tell_due(TOLD_PER_POLL, |flow| tells(owned, snapshot, flow))
+        let of_v4 = v4.send_due(SENT_PER_POLL, |flow| is_sent_by(owned, snapshot, flow));
+        of_v4 + v6.send_due(SENT_PER_POLL, |flow| is_sent_by(owned, snapshot, flow))
     }
 
     /// Applies up to this many events. Returns how many there were.
-    fn hear_partners(&mut self, replication: &FlowReplication, events: usize, snapshot: &Snapshot, now: Tick) -> usize {
-        for applied in 0..events {
-            let Some(event) = replication.next_given() else { return applied };
-            let heard = match event.flow().client {
-                SocketAddr::V4(_) => self.hear::<u32>(event, snapshot, now),
-                SocketAddr::V6(_) => self.hear::<u128>(event, snapshot, now),
+    fn apply_events(&mut self, replication: &FlowReplication, events: usize, snapshot: &Snapshot, now: Tick) -> usize {
+        for count in 0..events {
+            let Some(event) = replication.next_given() else { return count };
+            let applied = match event.flow().client {
+                SocketAddr::V4(_) => self.apply_event::<u32>(event, snapshot, now),
+                SocketAddr::V6(_) => self.apply_event::<u128>(event, snapshot, now),
             };
-            match heard {
-                Heard::Applied => replication.count_given(true),
-                Heard::Refused => replication.count_given(false),
-                Heard::OfOther => {}
+            match applied {
+                Applied::Done => replication.count_given(true),
+                Applied::Refused => replication.count_given(false),
+                Applied::OfOther => {}
             }
         }
         events
     }
 
-    fn hear<A: FlowFamily>(&mut self, event: ReplicaEvent, snapshot: &Snapshot, now: Tick) -> Heard {
-        let Some(flow) = flow_of::<A>(event.flow(), now) else { return Heard::Refused };
-        let is_mine = |way| is_owned(self.owned(), snapshot, &flow.tuple(way));
+    fn apply_event<A: FlowFamily>(&mut self, event: ReplicaEvent, snapshot: &Snapshot, now: Tick) -> Applied {
+        let Some(flow) = flow_of::<A>(event.flow(), now) else { return Applied::Refused };
+        let is_mine = |direction| is_owned(self.owned(), snapshot, &flow.tuple(direction));
         let has_replies = flow.mode.is_two_way() && is_mine(Direction::ToClient);
         if !has_replies && !is_mine(Direction::ToBackend) {
-            return Heard::OfOther;
+            return Applied::OfOther;
         }
         let has_snat = flow.mode != FlowMode::Nat || snapshot.group_of_snat(flow.snat).is_some();
         if !has_snat || self.is_own(&flow) && !self.is_awaited(&event, &flow) {
-            return Heard::Refused;
+            return Applied::Refused;
         }
         match event {
             ReplicaEvent::Holds(_) => match backend_of(snapshot, &flow) {
@@ -210,13 +213,13 @@ impl<P: Port, O> Engine<P, O> {
                     let frontend = snapshot.number_of(flow.vip, flow.protocol, flow.vip_port);
                     self.keep_shadow(Flow { backend, frontend, ..flow }, snapshot, now)
                 }
-                None => Heard::Refused,
+                None => Applied::Refused,
             },
             ReplicaEvent::Ended(_) => {
                 if let Some((index, _)) = self.same_flow(&flow) {
                     self.end_shadow::<A>(index, now);
                 }
-                Heard::Applied
+                Applied::Done
             }
         }
     }
@@ -226,7 +229,7 @@ impl<P: Port, O> Engine<P, O> {
         A::split(&mut self.tables).0.replicator().is_none_or(|replicator| replicator.own(flow))
     }
 
-    /// Whether this is late news of a flow that this gateway does not know and whose group it has just taken over.
+    /// Whether this is a late event of a flow that this gateway does not know and whose group it has just taken over.
     fn is_awaited<A: FlowFamily>(&mut self, event: &ReplicaEvent, flow: &Flow<A>) -> bool {
         let replicator = A::split(&mut self.tables).0.replicator();
         matches!(event, ReplicaEvent::Holds(_))
@@ -246,16 +249,16 @@ impl<P: Port, O> Engine<P, O> {
     }
 
     /// Inserts or updates the flow of a partner.
-    fn keep_shadow<A: FlowFamily>(&mut self, flow: Flow<A>, snapshot: &Snapshot, now: Tick) -> Heard {
+    fn keep_shadow<A: FlowFamily>(&mut self, flow: Flow<A>, snapshot: &Snapshot, now: Tick) -> Applied {
         let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
         if self.limits.is_over(&flow, idle_timeout, now) {
-            return Heard::Refused;
+            return Applied::Refused;
         }
-        let is_told_here = tells(self.owned(), snapshot, &flow);
+        let is_sent_here = is_sent_by(self.owned(), snapshot, &flow);
         let known = self.same_flow(&flow).filter(|(_, known)| known.backend == flow.backend && known.state.is_confirmed());
         let index = match known {
-            // It was confirmed after this news.
-            Some(_) if !flow.state.is_confirmed() => return Heard::Refused,
+            // It was confirmed after this event.
+            Some(_) if !flow.state.is_confirmed() => return Applied::Refused,
             Some((index, known)) => {
                 let last_seen =
                     if now.since(known.last_seen) < now.since(flow.last_seen) { known.last_seen } else { flow.last_seen };
@@ -263,23 +266,23 @@ impl<P: Port, O> Engine<P, O> {
                 index
             }
             None => {
-                let Some(index) = self.insert_shadow(&flow, now) else { return Heard::Refused };
+                let Some(index) = self.insert_shadow(&flow, now) else { return Applied::Refused };
                 if let Some(frontend) = snapshot.frontend(flow.vip, flow.protocol, flow.vip_port) {
                     frontend.remember(&flow.tuple(Direction::ToBackend), flow.backend, now);
                 }
                 index
             }
         };
-        if is_told_here && flow.state.is_confirmed() {
-            A::split(&mut self.tables).0.hear(index, flow.state);
+        if is_sent_here && flow.state.is_confirmed() {
+            A::split(&mut self.tables).0.note_received(index, flow.state);
         }
-        Heard::Applied
+        Applied::Done
     }
 
     /// Inserts the flow of a partner in place of flows that it excludes. `None`: one of them is this gateway's own, or
     /// there is no room.
     fn insert_shadow<A: FlowFamily>(&mut self, flow: &Flow<A>, now: Tick) -> Option<FlowIndex> {
-        let tuples = [Direction::ToBackend, Direction::ToClient].map(|way| flow.tuple(way));
+        let tuples = [Direction::ToBackend, Direction::ToClient].map(|direction| flow.tuple(direction));
         let tuples = if flow.mode.is_two_way() { &tuples[..] } else { &tuples[..1] };
         for tuple in tuples {
             let table = A::split(&mut self.tables).0;
@@ -320,8 +323,9 @@ fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, holdi
     }
 }
 
-/// A replica as a flow without backend; `None` if it makes no sense. Of flows that may yield only a handshake is told; as
-/// its numbers are not, its backend confirms it by its next packet, as it does a flow that was found in mid-stream.
+/// A replica as a flow without backend; `None` if no gateway sends such a flow. Of the flows that may yield, only
+/// handshakes are sent. A replica has no sequence numbers, so the backend confirms a handshake by its next packet, as
+/// it does with a flow that was found in mid-stream.
 fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
     let FlowReplica { protocol, mode, state, client, frontend, backend, snat, idle } = *replica;
     let state = if state == FlowState::TcpAnswered { FlowState::TcpAdopted } else { state };
@@ -329,8 +333,8 @@ fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
     let is_one_way_state =
         matches!(state, FlowState::TcpOneWay | FlowState::TcpOneWayHalfClosed | FlowState::TcpOneWayReset | FlowState::UdpOneWay);
     let is_possible = protocol == protocol::SCTP || is_one_way_state != mode.is_two_way();
-    let is_told = state.is_confirmed() || state == FlowState::TcpAdopted;
-    if state.protocol() != protocol || !is_told || !is_possible {
+    let is_sent = state.is_confirmed() || state == FlowState::TcpAdopted;
+    if state.protocol() != protocol || !is_sent || !is_possible {
         return None;
     }
     let lease = match (mode, snat) {

@@ -1,17 +1,21 @@
-//! TCP flows of mode `nat` of which two workers have a half each: one owns the client's packets, the other the replies. So
-//! it is after a restart with other workers (`restore`), and with flows of a partner (`shadows`). A packet that may end
-//! such a flow, or restore it, visits both workers, so that neither half outlives the other:
+//! Split flows: TCP flows of mode `nat` of which one worker has the half with the client's packets, another worker the
+//! half with the replies. A flow is split by a restart with other workers (`restore`), or if a partner sent it
+//! (`shadow_flows`). A packet that may end such a flow, or restore it, visits both workers, so that neither half
+//! outlives the other:
 //!
 //! - The owner of the packet applies it to its half, and the other worker decides on it.
-//! - A SYN on a flow that its backend has ended ends the half of its owner, then that of the other worker, and returns to its owner,
-//!   for which it begins a new flow.
+//! - A SYN on a flow that its backend has ended ends the half of its owner, then the half of the other worker. It
+//!   returns to its owner, for which it begins a new flow.
 //!
-//! **Invariant:** no packet is handed over more than twice, since each step follows from the owner of the packet and the
-//! task. Not here: idle limits, which each half has for itself.
+//! **Invariant:** no packet is handed over more than twice, since each step follows from the owner of the packet and
+//! the task.
+//!
+//! Not here: idle limits, which each half has for itself.
 
 use crate::flow::{Segment, Tick, begins};
 use crate::forward::decide::{FlowFamily, FlowMatch, Packet, begins_anew};
-use crate::forward::engine::{Engine, Ingress};
+use crate::forward::engine::Engine;
+use crate::forward::sort::Ingress;
 use crate::forward::sort::owner_of_first;
 use crate::port::{Origin, Port};
 use crate::wire::Transport;

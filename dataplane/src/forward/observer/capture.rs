@@ -4,10 +4,10 @@
 //! The agent reserves all memory: batches of copies, which travel filled to the agent and empty back. A worker that has
 //! no empty batch drops copies and counts them, never packets.
 //!
-//! **Invariant:** a worker neither allocates nor waits for a capture, and copies at most [`COPIES_PER_SECOND`] packets a
-//! second. It looks at packets in its idle time only, half of that at most, and besides at one burst in 1,024.
+//! **Invariant:** a worker neither allocates nor waits for a capture, and copies at most [`COPIES_PER_SECOND`] packets
+//! a second. It observes packets in half of its idle time at most, and besides in one burst of 1,024.
 //!
-//! Not here: how packets are observed (`worker::observed`), and what operators see of them (the agent).
+//! Not here: the observation of a packet (`worker::observed`), and the output for operators (the agent).
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -21,8 +21,8 @@ use super::outcome::{PacketFlow, PacketOutcome};
 use crate::port::{BURST, PacketFilter, PortIndex};
 use crate::stats::Counter;
 
-/// Maximum number of packets that one worker copies in a second. A copy with all that belongs to it takes about 1 us, so
-/// this is 2 % of a core.
+/// Maximum number of packets that one worker copies in a second. A copy with all that belongs to it takes about 1 us,
+/// so this is 2 % of a core.
 pub const COPIES_PER_SECOND: u32 = 20_000;
 /// Copies that a worker may make at once after a pause.
 const COPIES_AT_ONCE: u64 = 2_000;
@@ -34,18 +34,19 @@ const PACKETS: usize = 64;
 const FRAMES: usize = 1 + BURST + 5;
 /// Frames that were sent, of a batch.
 const BATCH_FRAMES: usize = 4 * PACKETS;
-/// Bytes of copies in a batch: 64 packets of 1,000 bytes, twice. With 32 batches 4 MiB for each worker while it captures.
+/// Bytes of copies in a batch: 64 packets of 1,000 bytes, twice. With 32 batches 4 MiB for each worker while it
+/// captures.
 const BATCH_BYTES: usize = 128 * 1024;
 /// Bytes of copies of one packet: the largest frame that ports receive, 9,728 bytes, and its fragments, twice over.
 const PACKET_BYTES: usize = 32 * 1024;
-/// Time that a look at a packet counts for, ns: measured 350 without and 1,000 with a copy.
-const LOOK_NS: u64 = 500;
-/// Packets of a burst that are observed at most, the first ones. With copies they take 64 us, in which 640 packets arrive at
-/// 10 million a second: less than the 1,024 descriptors of a receive queue.
+/// Time that the observation of a packet counts for, ns: measured 350 without and 1,000 with a copy.
+const OBSERVATION_NS: u64 = 500;
+/// Maximum number of packets of a burst that are observed: the first ones. With copies they take 64 us, in which 640
+/// packets arrive at 10 million a second: less than the 1,024 descriptors of a receive queue.
 const OBSERVED_OF_BURST: usize = 64;
 /// A poll that finds at most so many packets counts as idle: more of them would cost little more.
 const IDLE_PACKETS: usize = 4;
-/// Of the idle time of a worker, looks take at most one part in this many.
+/// Observation takes at most one part in this many of the idle time of a worker.
 const IDLE_PARTS: u64 = 2;
 /// Idle time that may be saved up for looks, ns: 20,000 packets.
 const SAVED_NS_MAX: u64 = 10_000_000;
@@ -69,7 +70,7 @@ pub enum PacketSource {
     Linux,
 }
 
-/// What a packet meant for flows.
+/// The relation of a packet to flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowUse {
     /// It has no flow.
@@ -80,7 +81,7 @@ pub enum FlowUse {
     New,
 }
 
-/// What became of a packet.
+/// The end of an observed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObservedEnd {
     /// The final outcome.
@@ -111,7 +112,7 @@ pub struct SentFrame {
     pub copy: FrameCopy,
 }
 
-/// A packet, with what became of it.
+/// A packet with its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CapturedPacket {
     /// Time of the worker's poll (monotonic, ns).
@@ -128,7 +129,7 @@ pub struct CapturedPacket {
     pub flow_use: FlowUse,
     /// The frontend and the backend of its flow.
     pub flow: Option<PacketFlow>,
-    /// What became of it.
+    /// Its end.
     pub end: ObservedEnd,
     sent: Range<usize>,
 }
@@ -179,16 +180,16 @@ impl CaptureBatch {
     }
 }
 
-/// What a worker has seen of the traffic. Counted since the beginning of the capture.
+/// Counts of the traffic of a worker since the beginning of the capture.
 #[derive(Debug, Default)]
 pub struct CaptureCounts {
-    /// Packets that were looked at.
+    /// Packets that were observed.
     pub seen: Counter,
-    /// Packets that were forwarded without a look, because the worker was busy or had made its copies.
+    /// Packets that were forwarded without observation, because the worker was busy or had made its copies.
     pub unseen: Counter,
     /// Packets that matched the filter.
     pub matched: Counter,
-    /// Of those, copies that were dropped because the agent did not take them fast enough.
+    /// Copies of matching packets that were dropped because the agent did not take them fast enough.
     pub lost: Counter,
 }
 
@@ -197,7 +198,7 @@ pub struct CaptureCounts {
 pub struct CaptureQueue {
     filled: ArrayQueue<Box<CaptureBatch>>,
     empty: ArrayQueue<Box<CaptureBatch>>,
-    /// What the worker has seen.
+    /// The counts of the worker.
     pub counts: CaptureCounts,
     is_closed: AtomicBool,
 }
@@ -212,7 +213,7 @@ impl CaptureQueue {
     /// Gives a batch back to the worker.
     pub fn give_back(&self, mut batch: Box<CaptureBatch>) {
         batch.clear();
-        // There is room: there are no more batches than places.
+        // There is room: the queue is as long as the number of batches.
         let _ = self.empty.push(batch);
     }
 
@@ -222,7 +223,7 @@ impl CaptureQueue {
     }
 }
 
-/// What is known of the packet that is processed now.
+/// The observation of the packet that is processed now.
 #[derive(Debug)]
 struct Observation {
     bytes: Vec<u8>,
@@ -255,8 +256,8 @@ pub(in crate::forward) struct ObservedPacket {
 }
 
 impl WorkerCapture {
-    /// A capture of packets of which a frame matches, as it arrived or as it left. Of each frame at most `snap_bytes` are
-    /// copied. Reserves all memory.
+    /// A capture of packets of which a frame matches, as it arrived or as it left. Of each frame at most `snap_bytes`
+    /// are copied. Reserves all memory.
     #[must_use]
     pub fn new(filter: Arc<PacketFilter>, snap_bytes: usize) -> (Box<Self>, Arc<CaptureQueue>) {
         let queue = Arc::new(CaptureQueue {
@@ -415,7 +416,7 @@ impl Pace {
         if self.full_at_ns.saturating_sub(now_ns) >= COPIES_AT_ONCE * Self::COPY_NS {
             return false;
         }
-        let cost_ns = packets * LOOK_NS;
+        let cost_ns = packets * OBSERVATION_NS;
         if self.full_bursts <= FULL_BURSTS && self.saved_ns >= cost_ns {
             self.saved_ns -= cost_ns;
             return true;

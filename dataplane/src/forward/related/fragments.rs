@@ -5,10 +5,11 @@
 
 use crate::flow::{Candidate, FlowMode, Segment, Tick};
 use crate::forward::decide::{FlowFamily, Followed, NatForward, Packet, Verdict, follow};
-use crate::forward::engine::{Engine, Ingress};
+use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::forward::rewrite;
 use crate::forward::rewrite::rewrite_of;
+use crate::forward::sort::Ingress;
 use crate::forward::sort::{may_have_flow, owner_of_first};
 use crate::fragment::{EarlyFragment, Fragment, LaterFragments, Part, Slot};
 use crate::port::{Arrival, Origin, Port};
@@ -77,8 +78,8 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         })
     }
 
-    /// Decides on a first fragment like on any packet, by these headers, stores the decision, and processes the fragments
-    /// that waited for it.
+    /// Decides on a first fragment like on any packet, by these headers, stores the decision, and processes the
+    /// fragments that waited for it.
     fn first<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, placed: &FragmentOf<'_, A>, first: &Headers<A>) {
         let segment = Segment::of(buffer.bytes(), first);
         let verdict = if begins_translated(at.snapshot, first) {
@@ -250,9 +251,9 @@ fn begins_translated<A: Address>(snapshot: &Snapshot, first: &Headers<A>) -> boo
     is_init && snapshot.frontend(destination, protocol, destination_port).is_some_and(|front| front.mode() == FlowMode::Nat)
 }
 
-/// The decision for the fragments after a first one. What a later fragment's packet means for the connection is
-/// unknown, so its transport fields are ones that change no state of TCP or SCTP. UDP has none; each fragment counts as a
-/// packet of its flow.
+/// The decision for the fragments after a first one. The meaning of a later fragment for the connection is
+/// unknown, so it gets transport fields that change no state of TCP or SCTP. UDP has no such fields; each fragment
+/// counts as a packet of its flow.
 const fn follow_by<A: Address>(first: &Headers<A>, identification: u32) -> LaterFragments {
     let Tuple { source_port, destination_port, protocol, .. } = first.tuple;
     let transport = match first.transport {

@@ -12,8 +12,9 @@ use crate::flow::{BackendId, Direction, FlowMode, FlowTable, IdleLimits, Tick};
 use crate::forward::decide::{
     FlowFamily, NatForward, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
 };
-use crate::forward::engine::{Engine, Ingress};
+use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketOutcome};
+use crate::forward::sort::Ingress;
 use crate::icmp;
 use crate::icmp::error_mapping::ErrorRewrite;
 use crate::icmp::{IcmpError, Inner, Quote, TunnelErrorKind, TunnelQuote};

@@ -13,9 +13,17 @@ use arrayvec::ArrayVec;
 
 use crate::flow::{Candidate, FlowTable};
 use crate::forward::decide::FlowTables;
-use crate::port::{BURST, Burst, FrameFilter, SentTo};
+use crate::port::{Arrival, BURST, Burst, FrameFilter, SentTo};
+use crate::snapshot::Snapshot;
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Carried, Headers, Parsed, Tags, Transport, carried, icmpv6, ipv4, ipv6, parse};
+
+/// What the packets of a burst have in common: where and when they arrived, and the tables of that time.
+#[derive(Clone, Copy)]
+pub(super) struct Ingress<'s> {
+    pub(super) snapshot: &'s Snapshot,
+    pub(super) arrival: Arrival,
+}
 
 /// The kind of a packet in a burst.
 #[derive(Clone, Copy)]

@@ -10,8 +10,7 @@ use std::mem;
 
 use arrayvec::ArrayVec;
 
-use super::{Kind, Lookup, Sorted};
-use crate::forward::engine::Ingress;
+use super::{Ingress, Kind, Lookup, Sorted};
 use crate::fragment::{Datagram, Fragment, Part};
 use crate::icmp::{Inner, Quote, TunnelQuote};
 use crate::port::{BURST, Burst, Origin, Port, PortIndex};
@@ -95,7 +94,7 @@ fn task<A: Address, B: Buffer>(
     match headers.transport {
         Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => {}
         Transport::Icmp { .. } => return Some((owner_of_error(steering, snapshot, buffer, lookup)?, HandoverTask::Decide)),
-        Transport::Fragment => return Some((meeting(steering, snapshot, buffer, lookup)?, HandoverTask::Meet)),
+        Transport::Fragment => return Some((meeting(steering, snapshot, buffer, lookup)?, HandoverTask::FindOwner)),
         Transport::Other => return None,
     }
     if is_plain(headers) {
@@ -270,7 +269,7 @@ fn keep_behind<A: Address, B: Buffer>(
             let flows = peers.fragmented_flows();
             if let Some(meets_at) = flows.meets_at(lookup.hash, now_ns) {
                 flows.passed(lookup.hash, now_ns);
-                *task = (meets_at, HandoverTask::Meet);
+                *task = (meets_at, HandoverTask::FindOwner);
             }
         }
         _ => {}

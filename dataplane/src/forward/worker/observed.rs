@@ -1,5 +1,5 @@
-//! Observation of packets while a capture runs: each packet of an observed burst passes the engine alone and without the
-//! fast path, and the worker compares its counts and its outputs before and after (docs/internals/decisions/0053).
+//! Observation of packets while a capture runs: each packet of an observed burst passes the engine alone and without
+//! the fast path, and the worker compares its counts and its outputs before and after (docs/internals/decisions/0053).
 //!
 //! **Invariant:** an observed packet leaves as the same bytes by the same port as any other. Without a capture nothing
 //! here runs.
@@ -9,10 +9,11 @@
 use std::net::SocketAddr;
 
 use crate::forward::decide::FlowFamily;
-use crate::forward::engine::{Engine, Ingress};
+use crate::forward::engine::Engine;
 use crate::forward::observer::{
     FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
 };
+use crate::forward::sort::Ingress;
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
 use crate::stats::{DropReason, Tally};
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, parse};
@@ -31,7 +32,7 @@ impl From<Arrival> for ObservedFrom {
     fn from(arrival: Arrival) -> Self {
         let source = match arrival.origin {
             Origin::Port => PacketSource::Port,
-            Origin::Met | Origin::Begun | Origin::Owned => PacketSource::Worker,
+            Origin::OwnerUnknown | Origin::Begun | Origin::Owned => PacketSource::Worker,
         };
         Self { port: arrival.link.port(), source, tags: arrival.tags, now_ns: arrival.now_ns }
     }
@@ -79,7 +80,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     #[cold]
     pub(super) fn observed(&mut self, from: ObservedFrom, mut buffer: P::Buffer, process: impl FnOnce(&mut Self, P::Buffer)) {
         let Some(mut capture) = self.capture.take() else { return process(self, buffer) };
-        // What earlier packets left as leaves now, so that whatever is collected afterwards is of this packet.
+        // Frames of earlier packets leave now, so that all frames that are collected afterwards are of this packet.
         self.egress.flush_ports(&mut self.tally);
         let parsed = with_tags(&mut buffer, from.tags, |frame| capture.received(frame));
         let (before, held) = (self.tally.clone(), self.held());
@@ -129,7 +130,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Packets that wait.
     fn held(&self) -> usize {
-        self.neighbour_queue.len() + self.datagrams.waiting()
+        self.neighbours.queue.len() + self.datagrams.waiting()
     }
 
     /// The flow of a packet, as it is now.

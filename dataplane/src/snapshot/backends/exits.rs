@@ -1,8 +1,8 @@
 //! The exits of steady backends by slot: all that a hit needs of a backend, and of its next hop, in half a cache line.
 //!
-//! A change copies a chunk of 4,096, so that hits need one step more than in one array, and a change little of what copying
-//! 3.2 MB for 100,000 backends would take. All chunks have the same length, unlike those of `Pieces`, and there is one for
-//! every slot: a hit checks no bound.
+//! A change copies a chunk of 4,096, so that hits need one step more than in one array, and a change little of what
+//! copying 3.2 MB for 100,000 backends would take. All chunks have the same length, unlike those of `Pieces`, and there
+//! is one for every slot: a hit checks no bound.
 //!
 //! **Invariant:** those of a finished snapshot are made from its backends and routes.
 //!
@@ -27,8 +27,8 @@ static UNSET: LazyLock<Arc<ExitChunk>> = LazyLock::new(|| Arc::new([Exit::NOWHER
 /// The exits of all backends.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendExits {
-    /// By slot; [`Exit::NOWHERE`] of a backend that is not steady ([`super::Backend::is_steady`]): packets of its flows leave
-    /// the fast path.
+    /// By slot; [`Exit::NOWHERE`] of a backend that is not steady ([`super::Backend::is_steady`]): packets of its flows
+    /// leave the fast path.
     chunks: [Arc<ExitChunk>; CHUNKS],
     /// Number of chunks up to the last slot that was set.
     used: usize,
@@ -69,8 +69,8 @@ impl BackendExits {
 pub(crate) struct ExitsOfFlows<'s>(&'s [Arc<ExitChunk>; CHUNKS]);
 
 impl<'s> ExitsOfFlows<'s> {
-    /// The exit towards a backend, by [`BackendId::packed_with`]; [`Exit::NOWHERE`] with the backend in it while that is not
-    /// known. `None` of a backend that is over or not steady.
+    /// The exit towards a backend, by [`BackendId::packed_with`]; [`Exit::NOWHERE`] with the backend in it while that
+    /// is not known. `None` of a backend that is over or not steady.
     #[inline(always)]
     pub(crate) fn get(self, word: u32) -> Option<&'s Exit> {
         let backend = BackendId::without_frontend(word);

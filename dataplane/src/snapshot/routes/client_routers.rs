@@ -1,10 +1,11 @@
-//! The routers of IPv4 clients, by the upper half of their addresses: a reply to a client whose whole range is behind one
-//! router need not read the route that is stored for its flow, which is a cache line of its own.
+//! The routers of IPv4 clients by range: the addresses with the same upper 16 bits. The route of a flow is stored in a
+//! cache line of its own. A reply to a client whose whole range is behind one router finds its next hop here and does
+//! not read that line.
 //!
-//! **Invariant:** they tell the next hop that the routes tell, or none.
+//! **Invariant:** for each client this table has the next hop of the routing table, or no entry.
 //!
-//! Not here: clients on a link, behind several routers, or in ranges that several routes share: flows store their next
-//! hops (`flow::storage`).
+//! Not here: clients on a link, clients behind several routers, and ranges that several routes share. Flows store the
+//! next hops of these clients (`flow::storage`).
 
 use crate::flow::UNRESOLVED;
 
@@ -28,11 +29,11 @@ impl Default for ClientRouters {
 }
 
 impl ClientRouters {
-    /// Those of the next hops in these slots, with the first and the last address of what is behind each.
+    /// The routers in these slots, each with the first and the last address of the prefix behind it.
     pub(crate) fn new(behind: impl Iterator<Item = ((u32, u32), u32)>) -> Self {
         let mut routers = Self::default();
         for ((first, last), slot) in behind {
-            // From the first range that begins at `first` or behind it, to before that which begins behind `last`.
+            // The ranges that lie completely between `first` and `last`.
             let begin = (first >> 16) + u32::from(first & 0xffff != 0);
             let end = (last >> 16) + u32::from(last & 0xffff == 0xffff);
             if begin < end
@@ -67,7 +68,7 @@ impl ClientRouters {
 pub(super) struct RouterNumbers<'s>(&'s [u8; RANGES]);
 
 impl RouterNumbers<'_> {
-    /// That of the router of a client whose address stands so in packets; 0 if it is not known.
+    /// The number of the router of a client, by its address in wire order; 0 if the router is not known.
     #[inline(always)]
     pub(super) fn of(self, client: u32) -> u8 {
         let [a, b, ..] = client.to_ne_bytes();
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
     use crate::snapshot::{Prefix, Prefixes};
 
-    /// Those of a table in which prefixes are behind the next hop in a slot, or not behind a router.
+    /// The routers of a table in which prefixes are behind the next hop in a slot, or not behind a router.
     fn routers(table: &Prefixes<u32, Option<u32>>) -> ClientRouters {
         ClientRouters::new(table.ranges().filter_map(|(range, slot)| Some((range, slot??))))
     }

@@ -15,8 +15,8 @@ pub const KEY_BYTES: usize = 40;
 /// A key as a device takes it.
 pub type RssKey = [u8; KEY_BYTES];
 
-/// Entries of the redirection table (RETA), a power of two: the smallest table of common network cards. In larger tables it
-/// is repeated, so that the same bits of a hash decide.
+/// Entries of the redirection table (RETA), a power of two: the smallest table of common network cards. In larger
+/// tables it is repeated, so that the same bits of a hash decide.
 pub const RETA_ENTRIES: usize = 128;
 
 /// Half bytes of the longest input (36 bytes).

@@ -1,5 +1,5 @@
-//! The hash functions of the engine: multiply two words of 64 bits and fold the product by exclusive-or. The hash by which
-//! flows are found multiplies words of 32 bits, of which a vector register holds several.
+//! The hash functions of the engine: multiply two words of 64 bits and fold the product by exclusive-or. The hash by
+//! which flows are found multiplies words of 32 bits, of which a vector register holds several.
 //!
 //! **Invariant:** the same seed and tuple give the same hash on every machine and in every version with the same
 //! `MAGLEV_HASH_VERSION`, because gateways must agree on the backend of a client.
@@ -70,12 +70,12 @@ impl TupleHash {
         fold(fold(addresses ^ k2, rest ^ k3) ^ k4, k2)
     }
 
-    /// The hash of addresses and ports as they stand in a packet, by which flows are found and identifications chosen. It
-    /// depends on the byte order of the machine, and differs from [`TupleHash::hash`]. It consists of products of 32 bits,
-    /// of which a vector register computes several at once. Those of the addresses of IPv6 are added up as by NH, which adds
-    /// its keys where the other products take them by exclusive-or (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, 1999).
-    /// After one multiplication alone the lower bits of consecutive ports would be an arithmetic progression, in which many
-    /// may be equal.
+    /// The hash of addresses and ports in wire order, by which flows are found and identifications chosen.
+    /// It depends on the byte order of the machine, and differs from [`TupleHash::hash`]. It consists of products of 32
+    /// bits, of which a vector register computes several at once. The products of the addresses of IPv6 are added up as
+    /// by NH, which adds its keys where the other products take them by exclusive-or (Black, Halevi, Krawczyk, Krovetz,
+    /// Rogaway: UMAC, 1999). After one multiplication alone the lower bits of consecutive ports would be an arithmetic
+    /// progression, in which many may be equal.
     #[must_use]
     #[inline(always)]
     pub fn hash_key<K: TupleKey>(&self, key: &K, protocol: u8) -> u64 {
@@ -100,7 +100,7 @@ impl TupleHash {
         sum.wrapping_add(product_of_sums(c, k2)).wrapping_add(product_of_sums(d, k3))
     }
 
-    /// The same of eight packets: the lower and the upper halves.
+    /// The hashes of eight packets: the lower and the upper halves.
     #[inline(always)]
     pub(crate) fn hash_eight<const WORDS: usize>(&self, avx2: Avx2, key: [Lanes; WORDS], protocol: Lanes) -> [Lanes; 2] {
         const { assert!(WORDS == 3 || WORDS == 9, "a key of IPv4 or IPv6") }
@@ -242,18 +242,18 @@ mod tests {
         assert!(ones.iter().all(|&n| (1850..2250).contains(&n)), "{ones:?}");
     }
 
-    /// That the hashes of 65,536 keys spread as those of random ones, as the index uses them: the upper half in proportion,
-    /// lower bits as they are.
+    /// Asserts that the hashes of 65,536 keys spread as random numbers do, as the index uses them: the upper half in
+    /// proportion, lower bits as they are.
     fn assert_spread(seed: u64, hashes: &[u64]) {
-        for place in [
+        for bucket in [
             |hash: u64| (((hash >> 32) * 4096) >> 32) as usize,
             |hash: u64| (hash & 4095) as usize,
             |hash: u64| (hash >> 20 & 4095) as usize,
         ] {
             let mut counts = [0_u32; 4096];
-            hashes.iter().for_each(|&hash| counts[place(hash)] += 1);
-            // The sum of 4,096 squares of nearly normal values, divided by their variance: 4,095 with deviation 90. 16 keys
-            // of each on average.
+            hashes.iter().for_each(|&hash| counts[bucket(hash)] += 1);
+            // The sum of 4,096 squares of nearly normal values, divided by their variance: 4,095 with deviation 90. 16
+            // keys of each on average.
             let chi_square: f64 = counts.iter().map(|&count| (f64::from(count) - 16.0).powi(2) / 16.0).sum();
             assert!((3_600.0..4_700.0).contains(&chi_square), "seed {seed}: {chi_square}");
         }

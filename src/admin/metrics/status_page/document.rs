@@ -178,7 +178,7 @@ pub(super) fn make(
         controller_connected: status.controller_connected,
         state_expired: status.state_expired,
         generation: status.generation.map_or(0, |generation| generation.counter),
-        fleet: FleetRow::from(&*sources.fleet.borrow()),
+        fleet: FleetRow::from(&*sources.fleet.status.borrow()),
         totals: reading.totals,
         workers: worker_rows(&status.accounts, workers),
         ports: (sources.ports)().into_iter().map(PortRow::from).collect(),
@@ -219,7 +219,7 @@ fn matches(view: &ServiceView, search: &str) -> bool {
 fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> ServiceRow {
     let status = service(&sources.gateway, view);
     let rows = rows(view);
-    let mut all: Vec<_> = rows.iter().map(|(at, row)| (at, row, TrafficCounts::of(row, &sources.workers))).collect();
+    let mut all: Vec<_> = rows.iter().map(|(at, row)| (at, row, TrafficCounts::of(row, &sources.workers.counters))).collect();
     let mut traffic = TrafficCounts::default();
     all.iter().for_each(|(_, _, of)| traffic.add(of));
     all.sort_by_key(|(_, row, of)| (row.healthy && !row.draining, Reverse(of.flows)));

@@ -1,6 +1,6 @@
-//! One pass over all Services and backends: totals, and by which Services are ordered.
+//! Totals of all Services and backends, and the rates by which Services are ordered.
 //!
-//! Invariant: a pass is at least [`FRESH`] after the one before. Rates are over at least [`WINDOW`], and the same for
+//! Invariant: a reading is at least [`FRESH`] after the last one. Rates are over at least [`WINDOW`], and the same for
 //! every client, so that the order of Services does not jump at each request.
 //! Not here: the rows of Services (`document`).
 
@@ -90,7 +90,7 @@ pub(super) struct Rank {
     pub(super) has_trouble: bool,
 }
 
-/// The newest pass.
+/// The newest reading.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     pub(super) totals: Totals,

@@ -102,9 +102,9 @@ fn fields(value: &Value, names: &mut BTreeSet<String>) {
 #[test]
 fn the_document_says_what_the_admin_api_says_and_its_fields_are_documented() {
     let sources = sources();
-    sources.workers[0].at(counted(0)).flows.set(3);
+    sources.workers.counters[0].at(counted(0)).flows.set(3);
     for bytes in [100, 60] {
-        sources.workers[0].forwarded(counted(0), bytes == 60, bytes);
+        sources.workers.counters[0].forwarded(counted(0), bytes == 60, bytes);
     }
     let (document, _) = document(&StatusPage::new(Vec::new()), &sources, "service=default/web");
     let service = &document["service"];
@@ -180,8 +180,10 @@ fn one_of_many(n: u32) -> ServiceView {
 fn with_100_000_backends_the_document_stays_small_and_finds_each() {
     let services: Views = (0..SERVICES).map(one_of_many).map(|view| (Arc::clone(&view.name), Arc::new(view))).collect();
     let served = watch::channel(Served { ready: true, services: services.clone(), ..Served::default() }).1;
-    let sources = Sources { served, workers: vec![Arc::new(WorkerCounters::default())], ..sources() };
-    let send = |n: u32, packets| (0..packets).for_each(|_| sources.workers[0].forwarded(counted(n * BACKENDS), false, 100));
+    let mut sources = Sources { served, ..sources() };
+    sources.workers.counters = vec![Arc::new(WorkerCounters::default())];
+    let send =
+        |n: u32, packets| (0..packets).for_each(|_| sources.workers.counters[0].forwarded(counted(n * BACKENDS), false, 100));
     let page = StatusPage::new(Vec::new());
     send(4_711, 2);
     let (all, bytes) = document(&page, &sources, "");
@@ -199,13 +201,13 @@ fn with_100_000_backends_the_document_stays_small_and_finds_each() {
 
     let mut reading = Reading::default();
     let rate = |reading: &Reading, n: u32| reading.ranks[&ServiceName::new("many", &format!("service-{n:05}"))].rate;
-    reading.refresh(Duration::from_secs(10), &services, &sources.workers);
+    reading.refresh(Duration::from_secs(10), &services, &sources.workers.counters);
     send(1, 30);
-    reading.refresh(Duration::from_millis(10_999), &services, &sources.workers);
+    reading.refresh(Duration::from_millis(10_999), &services, &sources.workers.counters);
     assert_eq!(reading.ranks[&*services.values().nth(1).unwrap().name].packets, 0, "a fresh reading serves again");
-    reading.refresh(Duration::from_secs(16), &services, &sources.workers);
+    reading.refresh(Duration::from_secs(16), &services, &sources.workers.counters);
     assert!((rate(&reading, 1) - 5.0).abs() < 1e-9 && rate(&reading, 4_711) == 0.0, "30 packets in 6 s; none");
     send(2, 90);
-    reading.refresh(Duration::from_secs(18), &services, &sources.workers);
+    reading.refresh(Duration::from_secs(18), &services, &sources.workers.counters);
     assert!((rate(&reading, 1) - 5.0).abs() < 1e-9 && rate(&reading, 2) == 0.0, "the window has not passed");
 }

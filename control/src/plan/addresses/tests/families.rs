@@ -186,3 +186,42 @@ fn of_several_sharers_none_leaves_an_address_if_one_of_them_is_older_than_the_se
         }
     }
 }
+
+/// A new leader knows from statuses and from the checkpoint what gateways may still forward.
+#[test]
+fn what_services_gave_up_while_there_was_no_leader_passes_to_nobody_while_a_gateway_forwards_it() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100-192.0.2.101", "2001:db8::1-2001:db8::2"])]);
+    lab.reached = Some(0);
+    // It had both families; another one, which the checkpoint has, is gone without a trace.
+    let left = Claim { families: vec![Family::V6], status_is_ours: true, ..claim("a", 1) };
+    let left = Claim { in_status: vec![ip("192.0.2.100"), ip("2001:db8::1")], ..left };
+    let gone = ServiceName::new("shop", "gone");
+    let now = lab.now;
+    lab.all.free_forgotten([(&gone, &[ip("192.0.2.101")][..])].into_iter(), now);
+    let claims = [left, claim("new", 2)];
+    assert_eq!(lab.assign(&claims).got("new"), "Exhausted");
+    assert_eq!(held(lab.of("a")), [ip("2001:db8::1")]);
+    lab.all.published(1);
+    assert_eq!(lab.assign(&claims).got("new"), "Exhausted", "a gateway has not let go");
+    lab.reached = Some(1);
+    assert_ne!(lab.assign(&claims).got("new"), "Exhausted");
+    // Later assignments recorded who held what: a stale status reserves nothing.
+    lab.now += 2 * FREED_ADDRESS_KEPT;
+    assert_eq!(lab.assign(&claims[..1]).all.reserved().1.len(), 1, "that of the Service that went just now");
+}
+
+#[test]
+fn a_former_sharer_waits_until_gateways_have_removed_the_one_that_stayed_longer() {
+    let mut lab = Lab::new(&[pool("default", &["192.0.2.100"])]);
+    lab.reached = Some(0);
+    let (first, second) = (sharing(claim("first", 1), "k", 80), sharing(claim("second", 2), "k", 81));
+    lab.assign(&[first, second.clone()]);
+    lab.assign(&[second]).all.published(1);
+    lab.reached = Some(1);
+    // The second one goes, too; gateways forward its port, which the first one wants now.
+    let alone = Claim { ports: vec![(Protocol::Tcp, 81)], ..claim("first", 1) };
+    assert_eq!(lab.assign(std::slice::from_ref(&alone)).got("first"), "Exhausted");
+    lab.all.published(2);
+    lab.reached = Some(2);
+    assert_eq!(lab.assign(&[alone]).got("first"), "100");
+}
