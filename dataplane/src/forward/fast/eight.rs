@@ -4,18 +4,18 @@
 //! **Invariant:** eight packets at a time leave as the same bytes as one at a time, or stay as they are
 //! (`tests/packets/eight.rs`).
 //!
-//! Not here: how one packet is planned (`hits`) and written (`forward::execute`).
+//! Not here: how one packet is planned (`hits`) and written (`execute`).
 
-use super::super::plan::{Plan, operation};
+use super::execute::{ExecutedFamily, Executor, count};
 use super::hits::{Hit, Hits, operations_of};
 use super::opens;
+use super::plan::{Plan, operation};
 use crate::flow::{Candidate, Direction, FlowMode, HotFlow, HotFlows, SeenWords, Tick};
-use crate::forward::execute::{ExecutedFamily, Executor, count};
 use crate::forward::observer::Observe;
 use crate::forward::rewrite::outers::{self, EightOuters};
 use crate::forward::rewrite::translate::EightOfFlows;
 use crate::snapshot::{Exit, Tunnels};
-use crate::wire::head::{Head, Start, Starts, TAGGED, UNTAGGED, starts};
+use crate::wire::plain::head::{Head, Start, Starts, TAGGED, UNTAGGED, starts};
 use crate::wire::processor::{Avx2, LANES, Lanes, Vectorised};
 use crate::wire::{Buffer, Shape, TupleKey};
 
@@ -193,8 +193,8 @@ impl<O> Executor<'_, O> {
             at = outers::bytes_before(A::NETWORK, is_in_udp);
             let is_written = match is_in_udp {
                 _ if AT != UNTAGGED => false,
-                false => tunnelled.write::<false, B>(avx2, group, plans),
-                true => tunnelled.write::<true, B>(avx2, group, plans),
+                false => tunnelled.write::<false, B>(avx2, group),
+                true => tunnelled.write::<true, B>(avx2, group),
             };
             if !is_written {
                 return false;
@@ -234,7 +234,7 @@ struct Tunnelled<'e, A: ExecutedFamily> {
 impl<A: ExecutedFamily> Tunnelled<'_, A> {
     /// Puts outer headers before the packets. Returns false, and leaves them as they are, where that takes a longer look.
     #[inline(always)]
-    fn write<const IN_UDP: bool, B: Buffer>(&self, avx2: Avx2, group: &mut [B; LANES], plans: &[Plan; LANES]) -> bool {
+    fn write<const IN_UDP: bool, B: Buffer>(&self, avx2: Avx2, group: &mut [B; LANES]) -> bool {
         let Self { tunnels, shapes, eight, read, exits } = *self;
         let of_port = A::tunnel_sources(tunnels, exits[0].port);
         let is_to_other_family = |flow: &&HotFlow<A::Key>| flow.key(Direction::ToClient).has_no_source();
@@ -246,7 +246,7 @@ impl<A: ExecutedFamily> Tunnelled<'_, A> {
         {
             return false;
         }
-        let Some(sources) = outers::sources(of_port, plans, IN_UDP) else { return false };
+        let Some(sources) = outers::sources(of_port, shapes.entropy, IN_UDP) else { return false };
         if !outers::prepend(group, outers::bytes_before(A::NETWORK, IN_UDP) - UNTAGGED) {
             return false;
         }

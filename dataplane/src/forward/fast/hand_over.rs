@@ -10,7 +10,7 @@
 
 use std::mem;
 
-use super::super::plan::Plan;
+use super::plan::Plan;
 use super::recognise::Recognition;
 use super::turns::PART_MAX;
 use super::unrecognised::UnrecognisedAddresses;
@@ -21,7 +21,7 @@ use crate::forward::observer::Observe;
 use crate::forward::sort::Ingress;
 use crate::forward::sort::{observe_plain, other_owner};
 use crate::port::{Arrival, BURST, Burst, Origin, Port};
-use crate::wire::head::{PlainFamily, UNTAGGED, tuple_at};
+use crate::wire::plain::head::{PlainFamily, UNTAGGED, tuple_at};
 use crate::wire::{Address, Buffer, Shape, Tuple};
 use crate::workers::{HandoverTask, Peers, WorkerId};
 
@@ -67,7 +67,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         for start in (0..burst.len()).step_by(PART_MAX) {
             let [end, next_end] = [1, 2].map(|parts| burst.len().min(start + parts * PART_MAX));
             prefetch_frames(&burst[end..next_end], last_burst);
-            recognition.part(self.avx2, &self.tables, &burst[start..end], &mut plans[start..end]);
+            recognition.part(self.fast.avx2, &self.tables, &burst[start..end], &mut plans[start..end]);
         }
         if recognition.any_unrecognised {
             UnrecognisedAddresses::none().hold_back(burst, plans);

@@ -7,11 +7,11 @@
 
 use std::cell::Cell;
 
-use super::super::plan::{Plan, operation};
+use super::execute::ExecutedFamily;
+use super::plan::{Plan, operation};
 use crate::flow::{Admission, ClientRoutes, Direction, FlowMode, HotFlow, HotFlows, Tick, Ticks};
-use crate::forward::execute::ExecutedFamily;
 use crate::snapshot::{ClientExits, Exit, Exits, ExitsOfFlows, Routes, Snapshot};
-use crate::wire::head::Head;
+use crate::wire::plain::head::Head;
 use crate::wire::{TupleKey, Udp};
 
 /// Packets that change nothing of their flow.

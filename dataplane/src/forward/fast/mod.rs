@@ -1,7 +1,7 @@
 //! The fast path: packets of live flows that change nothing but their bytes, which are almost all, and SYNs that open
 //! connections as most do. Short stages over parts of a burst, each with few values to keep in registers: recognise packets
 //! and prefetch the lines of tags of their flows (`recognise`); prefetch the flows (here); plan each packet by its flow
-//! (`hits`) and write it (`eight`, `forward::execute`); open flows of connections (`open`); send the packets, or hand them to
+//! (`hits`) and write it (`eight`, `execute`); open flows of connections (`open`); send the packets, or hand them to
 //! the workers that own them (`hand_over`).
 //!
 //! What the fast path takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
@@ -19,9 +19,11 @@
 //! Not here: what happens to the packets that are left (`burst`).
 
 mod eight;
+mod execute;
 mod hand_over;
 mod hits;
 mod open;
+mod plan;
 mod recognise;
 mod turns;
 mod unrecognised;
@@ -29,20 +31,21 @@ mod unrecognised;
 use std::cell::Cell;
 
 use super::engine::Engine;
-use super::execute::{Executor, HotTables};
 use super::observer::Observe;
-use super::plan::{Plan, operation};
 use super::sort::Ingress;
 use crate::flow::{BackendId, Candidate, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
+use crate::wire::plain::head;
 use crate::wire::processor::{Avx2, SetBits, Vectorised, prefetch_at};
-use crate::wire::{Buffer, Shape, TupleKey, head, tcp_flags};
+use crate::wire::{Buffer, Shape, TupleKey, tcp_flags};
 use eight::ForwardPart;
+use execute::{Executor, HotTables};
 use hits::{Hit, Hits};
-pub(super) use open::OpeningBackends;
-use open::Openings;
+use open::{OpeningBackends, Openings};
+use plan::Plan;
+use plan::operation;
 use recognise::Recognition;
 use turns::{PARTS_MAX, Turns};
 use unrecognised::UnrecognisedAddresses;
@@ -54,14 +57,39 @@ const OTHERS_PART: usize = 4;
 /// One packet in this many of a burst tells what the next one should prefetch.
 const SAMPLED: usize = 8;
 
-/// The plans of the packets of a burst, kept to be used again.
-pub(super) fn plans() -> Box<[Plan]> {
-    vec![Plan::unknown(); BURST].into()
+/// What the fast path of a worker keeps from burst to burst.
+pub(super) struct FastPath {
+    /// Those of the packets of the present burst.
+    plans: Box<[Plan]>,
+    /// By port.
+    last_bursts: Box<[LastBurst]>,
+    /// Whether it may work on eight packets at a time.
+    avx2: Option<Avx2>,
+    /// What new flows need of the backends that they were sent to.
+    backends: OpeningBackends,
+}
+
+impl FastPath {
+    /// For a worker with this number of ports.
+    pub(super) fn new(ports: usize) -> Self {
+        Self {
+            plans: vec![Plan::unknown(); BURST].into(),
+            last_bursts: vec![LastBurst::default(); ports].into(),
+            avx2: Avx2::detect(),
+            backends: OpeningBackends::new(),
+        }
+    }
+
+    /// Works as on processors without AVX2.
+    #[cfg(feature = "testing")]
+    pub(super) fn forgo_avx2(&mut self) {
+        self.avx2 = None;
+    }
 }
 
 /// What the last burst of a port needed from memory, for the prefetches of the next one: nothing else depends on it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LastBurst {
+struct LastBurst {
     /// [`Shape::V6`], if there were packets of IPv6: their headers end in the second cache line.
     kinds: u8,
     /// [`operation::ENCAPSULATE`], if packets went into tunnels: outer headers are written into the line before the frame.
@@ -92,10 +120,10 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn forward_known(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
         let Ingress { snapshot, arrival } = at;
         let port = usize::from(arrival.link.port().0);
-        let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
+        let last_burst = self.fast.last_bursts.get(port).copied().unwrap_or_default();
         let reads_routes = Cell::new(false);
         let hits = Hits::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest(), &reads_routes);
-        let mut kept = std::mem::take(&mut self.plans);
+        let mut kept = std::mem::take(&mut self.fast.plans);
         let plans = &mut *kept;
         let mut progress = Progress {
             recognition: Recognition::new(snapshot, arrival.link),
@@ -121,7 +149,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             if let Some(number) = turns.located(turn) {
                 let plans = &mut plans[turns.part(number)];
                 let families = progress.recognition.families;
-                progress.away[number] = locate(self.avx2, &self.tables, families, last_burst.reads_routes, plans);
+                progress.away[number] = locate(self.fast.avx2, &self.tables, families, last_burst.reads_routes, plans);
                 if O::METERS {
                     prefetch_meters(&self.tables, plans);
                 }
@@ -147,14 +175,14 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let opened = progress.openings.opened();
         self.tally.hits -= opened;
         self.tally.misses += opened;
-        if let Some(last_burst) = self.last_bursts.get_mut(port) {
+        if let Some(last_burst) = self.fast.last_bursts.get_mut(port) {
             let has_others = match arrival.origin {
                 Origin::Port => handed_over * OTHERS_PART >= received,
                 Origin::OwnerUnknown | Origin::Begun | Origin::Owned => last_burst.has_others,
             };
             *last_burst = LastBurst { kinds, operations, reads_routes: reads_routes.get(), has_others };
         }
-        self.plans = kept;
+        self.fast.plans = kept;
     }
 
     /// Recognises a part, whose frames are prefetched before; those of the next part now.
@@ -176,7 +204,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         prefetch_frames(&burst[turns.part(number + 1)], last_burst);
         let (part, plans) = (&burst[part.clone()], &mut plans[part]);
-        progress.recognition.part(self.avx2, &self.tables, part, plans);
+        progress.recognition.part(self.fast.avx2, &self.tables, part, plans);
         if progress.recognition.any_unrecognised {
             progress.unrecognised.hold_back(part, plans);
         }
@@ -195,7 +223,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         part: &mut [P::Buffer],
         plans: &mut [Plan],
     ) {
-        let (avx2, left) = (self.avx2, &mut progress.left);
+        let (avx2, left) = (self.fast.avx2, &mut progress.left);
         let work = ForwardPart { hits, executor: self.executor(snapshot), left, part, plans };
         let unplanned = match avx2 {
             Some(avx2) => avx2.run(work),
@@ -245,7 +273,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     #[inline(always)]
-    pub(super) fn executor<'e>(&'e mut self, snapshot: &'e Snapshot) -> Executor<'e, O> {
+    fn executor<'e>(&'e mut self, snapshot: &'e Snapshot) -> Executor<'e, O> {
         Executor {
             snapshot,
             tables: HotTables::of(&mut self.tables, O::METERS),

@@ -17,23 +17,23 @@ mod backends;
 
 use arrayvec::ArrayVec;
 
-use super::super::plan::{Plan, operation};
+use super::execute::ExecutedFamily;
+use super::plan::{Plan, operation};
 use super::turns::PART_MAX;
 use crate::flow::{
     BackendId, BegunFlow, FLOWS_FACTOR, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick, may_grow,
 };
 use crate::forward::decide::{first_snat_address, may_lease, unresolved_client};
 use crate::forward::engine::Engine;
-use crate::forward::execute::ExecutedFamily;
 use crate::forward::observer::Observe;
 use crate::forward::sort::Ingress;
 use crate::port::{BURST, Link, Origin, Port};
 use crate::snapshot::{Exit, Frontend, RouteTo, Snapshot};
 use crate::stats::{FrontendNumber, ServiceNumber};
-use crate::wire::head::{Head, tuple_at};
+use crate::wire::plain::head::{Head, tuple_at};
 use crate::wire::processor::SetBits;
 use crate::wire::{Address, Buffer, Shape, Tuple, TupleKey, protocol};
-pub(in crate::forward) use backends::OpeningBackends;
+pub(super) use backends::OpeningBackends;
 
 /// Packets of a part, as flows.
 #[allow(clippy::cast_possible_truncation)] // 32
@@ -305,6 +305,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 opened += 1;
             } else {
                 plan.shape.port = Shape::STAYS;
+                *left |= plan.flow_bit();
             }
         }
         opened
@@ -334,7 +335,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         let (frontend, number) = (of.frontend, of.number);
         let id = frontend.hashed_backend(&tuple)?;
-        let backend = self.opening_backends.get::<A>(snapshot, id)?;
+        let backend = self.fast.backends.get::<A>(snapshot, id)?;
         let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, plan.hash))?;
         if plan.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
             return None;

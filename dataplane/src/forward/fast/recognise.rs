@@ -1,14 +1,14 @@
 //! The first stage of the fast path: recognises the packets of a burst, hashes their addresses and ports, and prefetches the
 //! lines of tags of their flows. Eight packets at a time where the processor has AVX2, whatever families and tags are mixed.
 //!
-//! Not here: what makes a packet plain (`wire::recognise`), and whether it has a flow (`hits`).
+//! Not here: what makes a packet plain (`wire::plain`), and whether it has a flow (`hits`).
 
-use super::super::plan::Plan;
+use super::plan::Plan;
 use crate::flow::FlowTable;
 use crate::forward::decide::{FlowFamily, FlowTables};
 use crate::port::{FrameFilter, Link, PortIndex};
 use crate::snapshot::Snapshot;
-use crate::wire::head::{TAGGED, UNTAGGED, starts_read};
+use crate::wire::plain::head::{TAGGED, UNTAGGED, starts_read};
 use crate::wire::processor::{Avx2, LANES, Vectorised};
 use crate::wire::{Buffer, ExpectedLink, Ipv4, Plain, Recognised, Shape, Tags, Tuple, WideFamily, recognise, recognise_eight};
 

@@ -7,8 +7,8 @@
 //!
 //! Not here: packets that are recognised and left (`hits`).
 
-use super::super::plan::Plan;
-use crate::wire::head::{PlainFamily, tuple_at};
+use super::plan::Plan;
+use crate::wire::plain::head::{PlainFamily, tuple_at};
 use crate::wire::{Address, Buffer, Ipv4, Ipv6, Shape, Tuple, behind, ether_type, protocol, split_mix, take};
 
 /// The addresses of packets that were not recognised, each as a bit: a few more packets than necessary are left.

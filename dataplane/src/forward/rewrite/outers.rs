@@ -3,17 +3,16 @@
 //!
 //! **Invariant:** the bytes are those of `encapsulate` for each of the packets.
 //!
-//! Not here: which packets go into tunnels (`forward::execute`).
+//! Not here: which packets go into tunnels (`fast::execute`).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::bytes_of_same_sum;
 use super::translate::{TranslatedEight, finished, halves, sent};
 use crate::flow::{Direction, HotFlow};
-use crate::forward::plan::Plan;
 use crate::port::PortIndex;
 use crate::snapshot::{Exit, Tunnels, source_of};
-use crate::wire::head::{Head, HeadV4, HeadV6, Start, Starts, UNTAGGED, starts};
+use crate::wire::plain::head::{Head, HeadV4, HeadV6, Start, Starts, UNTAGGED, starts};
 use crate::wire::processor::{Avx2, LANES, Lanes};
 use crate::wire::{Buffer, HOP_LIMIT, Ipv4, Ipv6, Udp, ether_type, protocol};
 
@@ -33,7 +32,7 @@ pub(in crate::forward) struct EightOuters<'e, A: OuterFamily> {
     pub(in crate::forward) exits: [&'e Exit; LANES],
     /// Bytes of the inner packets.
     pub(in crate::forward) packet_lens: Lanes,
-    /// See [`Plan::entropy`].
+    /// The upper halves of the hashes of the packets.
     pub(in crate::forward) entropy: Lanes,
     /// Outer source addresses.
     pub(in crate::forward) sources: &'e [A::Source; LANES],
@@ -58,11 +57,11 @@ pub(in crate::forward) trait OuterFamily: TranslatedEight {
 
 /// The outer source addresses of eight packets, of those of a port. Ports vary in UDP, addresses otherwise.
 #[inline(always)]
-pub(in crate::forward) fn sources<S: Copy>(of_port: &[S], plans: &[Plan; LANES], in_udp: bool) -> Option<[S; LANES]> {
+pub(in crate::forward) fn sources<S: Copy>(of_port: &[S], entropy: Lanes, in_udp: bool) -> Option<[S; LANES]> {
     let mut sources = [*of_port.first()?; LANES];
     if of_port.len() > 1 && !in_udp {
-        for (source, plan) in sources.iter_mut().zip(plans) {
-            *source = source_of(of_port, plan.entropy())?;
+        for (source, entropy) in sources.iter_mut().zip(entropy.to_array()) {
+            *source = source_of(of_port, entropy)?;
         }
     }
     Some(sources)

@@ -10,7 +10,7 @@
 use crate::flow::{Direction, HotFlow};
 use crate::fragment::Identifications;
 use crate::wire::checksum::{HOP_DELTA, finish};
-use crate::wire::head::{HeadV4, HeadV6, Starts, tcp, udp, v4, v6};
+use crate::wire::plain::head::{HeadV4, HeadV6, Starts, tcp, udp, v4, v6};
 use crate::wire::processor::{Avx2, LANES, Lanes};
 use crate::wire::{TupleKey, WideFamily, WireKey};
 
@@ -24,7 +24,7 @@ pub(in crate::forward) struct NewIdentification(pub(in crate::forward) Option<u1
 /// A family whose packets are rewritten where they are.
 pub(in crate::forward) trait Translated: WideFamily {
     /// Gives a packet the addresses and ports of packets in the opposite direction to `replies`, decrements its hop limit, and
-    /// updates all checksums. The IP header has at least [`crate::wire::head::PlainFamily::NETWORK`] bytes, the transport header
+    /// updates all checksums. The IP header has at least [`crate::wire::plain::head::PlainFamily::NETWORK`] bytes, the transport header
     /// at least twenty, of UDP eight. `change` is [`HotFlow::change_of_sum`].
     fn translate(
         network: &mut [u8],

@@ -7,12 +7,12 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::address::{Address, TupleKey, WireKey};
-use super::buffer::Buffer;
-use super::ethernet::Ethernet;
-use super::ip::{Ipv4, Ipv6};
-use super::processor::LANES;
-use super::vlan::TAG_BYTES;
+use super::recognise::Shape;
+use crate::wire::address::{Address, Tuple, TupleKey, WireKey};
+use crate::wire::buffer::Buffer;
+use crate::wire::ip::{Ipv4, Ipv6};
+use crate::wire::link::{Ethernet, TAG_BYTES};
+use crate::wire::processor::LANES;
 
 /// Offset of the IP header in a frame without VLAN tags, and in one with a tag.
 pub(crate) const UNTAGGED: usize = Ethernet::BYTES as usize;
@@ -86,7 +86,7 @@ pub(crate) trait PlainFamily: Address {
     type Head: Head;
     /// Bytes of the IP header.
     const NETWORK: usize;
-    /// [`super::Shape::V4`] or [`super::Shape::V6`].
+    /// [`Shape::V4`] or [`Shape::V6`].
     const KIND: u8;
 
     /// The addresses and ports in a head.
@@ -106,7 +106,7 @@ pub(crate) trait PlainFamily: Address {
 impl PlainFamily for u32 {
     type Head = HeadV4;
     const NETWORK: usize = Ipv4::BYTES as usize;
-    const KIND: u8 = super::Shape::V4;
+    const KIND: u8 = Shape::V4;
 
     #[inline(always)]
     fn key(head: &HeadV4) -> WireKey<3> {
@@ -127,7 +127,7 @@ impl PlainFamily for u32 {
 impl PlainFamily for u128 {
     type Head = HeadV6;
     const NETWORK: usize = Ipv6::BYTES as usize;
-    const KIND: u8 = super::Shape::V6;
+    const KIND: u8 = Shape::V6;
 
     #[inline(always)]
     fn key(head: &HeadV6) -> WireKey<9> {
@@ -147,7 +147,7 @@ impl PlainFamily for u128 {
 
 /// The tuple of a plain packet at an offset of a frame; `None` if the frame is shorter.
 #[inline(always)]
-pub(crate) fn tuple_at<A: PlainFamily>(frame: &[u8], offset: usize, protocol: u8) -> Option<super::Tuple<A>> {
+pub(crate) fn tuple_at<A: PlainFamily>(frame: &[u8], offset: usize, protocol: u8) -> Option<Tuple<A>> {
     Some(A::key(A::Head::of(frame, offset)?).tuple(protocol))
 }
 

@@ -4,18 +4,18 @@
 //!
 //! Not here: what is to be done (`plan`), the bytes of each operation (`rewrite`), and eight packets at a time (`fast::eight`).
 
-use super::observer::{Observe, PacketFlow, PacketOutcome};
 use super::plan::{Plan, operation};
-use super::rewrite::outers::OuterFamily;
-use super::rewrite::translate::{NewIdentification, TranslatedEight};
-use super::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::decide::{FlowFamily, FlowTables};
+use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
+use crate::forward::rewrite::outers::OuterFamily;
+use crate::forward::rewrite::translate::{NewIdentification, TranslatedEight};
+use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::fragment::Identifications;
 use crate::port::PortIndex;
 use crate::snapshot::{ClientExits, Exit, Snapshot};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
-use crate::wire::head::Head;
+use crate::wire::plain::head::Head;
 use crate::wire::{Address, Buffer, Shape, Tuple, TupleKey, WireKey};
 
 /// What packets read of the flows of both families.

@@ -87,11 +87,4 @@ impl Plan {
     pub(super) fn flow_bit(&self) -> u64 {
         1_u64.rotate_left((self.hash & 63) as u32)
     }
-
-    /// The bits of the hash by which next hops, tunnels and their source ports vary.
-    #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)] // the upper half
-    pub(super) fn entropy(&self) -> u32 {
-        (self.hash >> 32) as u32
-    }
 }

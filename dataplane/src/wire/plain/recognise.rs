@@ -7,13 +7,13 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::address::Tuple;
-use super::hash::TupleHash;
 use super::head::{Head, PlainFamily, Start, UNTAGGED, v4};
-use super::headers::{Headers, Parsed, Transport};
-use super::ip::{Ipv4, protocol};
-use super::parse::parse;
-use super::processor::{Avx2, LANES, Lanes, Row};
+use crate::wire::address::Tuple;
+use crate::wire::hash::TupleHash;
+use crate::wire::headers::{Headers, Parsed, Transport};
+use crate::wire::ip::{Ipv4, protocol};
+use crate::wire::parse::parse;
+use crate::wire::processor::{Avx2, LANES, Lanes, Row};
 
 /// What the head of a packet says. 8 bytes, which are stored at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
