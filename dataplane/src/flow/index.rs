@@ -14,7 +14,7 @@
 use arrayvec::ArrayVec;
 use zerocopy::FromZeros;
 
-use crate::wire::processor::{self, Avx2, Lanes, SetBits};
+use crate::wire::processor::{self, AnyProcessor, Avx2, Compare, Lanes, SetBits};
 
 const WAYS: usize = 15;
 /// Maximum number of buckets searched for room. Even at 90 % load the second level (30 x 15 slots) lacks room in one
@@ -182,7 +182,7 @@ impl Index {
     /// The first position with a matching tag in the other bucket.
     #[inline]
     pub(super) fn candidate_away(&self, hash: u64) -> Option<u32> {
-        self.homes().first(self.away(hash), self.tag(hash))
+        self.homes().first(self.away(hash), self.tag(hash), AnyProcessor)
     }
 
     /// The position that `is_it` accepts among those with a matching tag.
@@ -365,9 +365,9 @@ impl Homes<'_> {
 
     /// The first position with a matching tag in the home bucket: a guess that is good enough for a prefetch.
     #[inline(always)]
-    pub(super) fn candidate(self, hash: u64) -> Guess {
+    pub(super) fn candidate(self, hash: u64, compare: impl Compare) -> Guess {
         let Some(bucket) = self.buckets.get(self.home(hash)) else { return Guess::Nowhere };
-        match self.first(bucket, self.tag(hash)) {
+        match self.first(bucket, self.tag(hash), compare) {
             Some(place) => Guess::At(place),
             None if bucket.has_away() => Guess::Away,
             None => Guess::Nowhere,
@@ -375,8 +375,8 @@ impl Homes<'_> {
     }
 
     #[inline(always)]
-    fn first(self, bucket: &Bucket, tag: u32) -> Option<u32> {
-        let matching = bucket.matching(tag, self.tag_mask);
+    fn first(self, bucket: &Bucket, tag: u32, compare: impl Compare) -> Option<u32> {
+        let matching = compare.matching(&bucket.words, tag, self.tag_mask);
         let word = bucket.words.get(matching.trailing_zeros() as usize)?;
         Some(word & !self.tag_mask)
     }

@@ -37,5 +37,5 @@ pub use storage::{
 };
 pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows, SeenWords};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
-pub(crate) use table::{Fate, PortUse, SweepRules};
+pub(crate) use table::{CandidateSearch, Fate, PortUse, SweepRules};
 pub use tick::{Tick, Ticks};

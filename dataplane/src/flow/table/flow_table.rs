@@ -21,7 +21,7 @@ use crate::flow::storage::{
 use crate::flow::tick::{Tick, Ticks};
 use crate::flow::transitions::Segment;
 use crate::flow::yield_order::{FLOWS_MAX, Order};
-use crate::wire::processor::{Avx2, Lanes};
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 
 /// Largest number of flows that a worker looks at when a group was lost, all in one poll.
@@ -47,21 +47,30 @@ impl Candidate {
         let (index, direction) = entry_of(self.0);
         (index as usize, direction)
     }
+
+    /// The word, whose lowest bit is the direction.
+    #[inline(always)]
+    pub(crate) const fn word(self) -> u32 {
+        self.0
+    }
 }
+
+const _: () = assert!(Direction::ToBackend as u32 == 0 && Direction::ToClient as u32 == 1);
 
 /// The second pass over many packets.
 #[derive(Clone, Copy)]
-pub(crate) struct CandidateSearch<'t, A: Address> {
+pub(crate) struct CandidateSearch<'t, A: Address, C> {
     table: &'t FlowTable<A>,
     homes: Homes<'t>,
+    compare: C,
     with_routes: bool,
 }
 
-impl<A: Address> CandidateSearch<'_, A> {
+impl<A: Address, C: Compare> CandidateSearch<'_, A, C> {
     /// As [`FlowTable::candidate`]. `None` stands for [`Candidate::AWAY`]: a loop needs no comparison to count it.
     #[inline(always)]
-    pub(crate) fn of(&self, hash: u64) -> Option<Candidate> {
-        match self.homes.candidate(hash) {
+    pub(crate) fn of_hash(&self, hash: u64) -> Option<Candidate> {
+        match self.homes.candidate(hash, self.compare) {
             Guess::At(place) => Some(self.table.prefetch_entry(place, self.with_routes)),
             Guess::Away => {
                 self.table.index.prefetch_away(hash);
@@ -285,13 +294,13 @@ impl<A: Address> FlowTable<A> {
     /// [`Candidate::AWAY`] it prefetches another line of tags, see [`FlowTable::candidate_away`].
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Candidate {
-        self.candidates(true).of(hash).unwrap_or(Candidate::AWAY)
+        self.candidates(AnyProcessor, true).of_hash(hash).unwrap_or(Candidate::AWAY)
     }
 
-    /// The same for many packets, perhaps without the routes to clients of replies.
+    /// The same for many packets, by these instructions; perhaps without the routes to clients of replies.
     #[inline(always)]
-    pub(crate) fn candidates(&self, with_routes: bool) -> CandidateSearch<'_, A> {
-        CandidateSearch { table: self, homes: self.index.homes(), with_routes }
+    pub(crate) fn candidates<C: Compare>(&self, compare: C, with_routes: bool) -> CandidateSearch<'_, A, C> {
+        CandidateSearch { table: self, homes: self.index.homes(), compare, with_routes }
     }
 
     /// As [`FlowTable::candidate`], in the other line of tags.

@@ -130,17 +130,15 @@ impl<O> Executor<'_, O> {
     where
         O: Observe<B>,
     {
-        let [first, ..] = &*plans;
-        let (family, is_tagged) = (first.shape.family(), usize::from(first.shape.network_offset) == TAGGED);
-        let shapes = Shapes::of(avx2, plans);
-        if !shapes.agree(avx2) || left != 0 && plans.iter().any(|plan| left & plan.flow_bit() != 0) {
+        let (first, shapes) = (plans[0].shape, Shapes::of(avx2, plans));
+        if !shapes.agree(avx2, first) || left != 0 && plans.iter().any(|plan| left & plan.flow_bit() != 0) {
             return false;
         }
-        match (family, is_tagged) {
-            (Shape::V4, false) => self.alike::<u32, UNTAGGED, B>(avx2, hits, &shapes, group, plans),
-            (Shape::V6, false) => self.alike::<u128, UNTAGGED, B>(avx2, hits, &shapes, group, plans),
-            (Shape::V4, true) => self.alike::<u32, TAGGED, B>(avx2, hits, &shapes, group, plans),
-            (Shape::V6, true) => self.alike::<u128, TAGGED, B>(avx2, hits, &shapes, group, plans),
+        match (first.family(), usize::from(first.network_offset)) {
+            (Shape::V4, UNTAGGED) => self.alike::<u32, UNTAGGED, B>(avx2, hits, &shapes, group, plans),
+            (Shape::V6, UNTAGGED) => self.alike::<u128, UNTAGGED, B>(avx2, hits, &shapes, group, plans),
+            (Shape::V4, TAGGED) => self.alike::<u32, TAGGED, B>(avx2, hits, &shapes, group, plans),
+            (Shape::V6, TAGGED) => self.alike::<u128, TAGGED, B>(avx2, hits, &shapes, group, plans),
             _ => false,
         }
     }
@@ -161,8 +159,8 @@ impl<O> Executor<'_, O> {
         let HotFlows { flows, routes, .. } = &*A::hot(&mut self.tables);
         let Some(first) = flows.first() else { return false };
         let (is_udp, is_renumbered) = (shapes.are_udp(avx2), shapes.may_fragment(avx2));
-        let directions = plans.each_ref().map(|plan| plan.flow.entry().1);
-        let mut eight = EightOfFlows { flows: [first; LANES], directions, is_udp, is_renumbered };
+        let candidates = plans.each_ref().map(|plan| plan.flow);
+        let mut eight = EightOfFlows { flows: [first; LANES], candidates, is_udp, is_renumbered };
         let mut exits = [&Exit::NOWHERE; LANES];
         for (lane, plan) in plans.iter().enumerate() {
             let Some(flow) = flows.get(plan.flow.entry().0) else { return false };
@@ -172,8 +170,8 @@ impl<O> Executor<'_, O> {
         let Some(mut starts) = starts::<AT, A::Head, _>(group) else { return false };
         let Some(live) = LiveFlows::<A>::of::<AT>(avx2, hits, &eight, &starts) else { return false };
         let operations = operations_of(eight.flows[0]);
-        let fit = shapes.fit::<AT>(avx2, &exits, outer_bytes::<A>(operations));
-        if fit.bits() != u8::MAX {
+        let measures = avx2.lanes(exits.map(Exit::measures));
+        if !shapes.fit::<AT>(avx2, measures, outer_bytes::<A>(operations)) {
             return false;
         }
         let mut at = AT;
@@ -201,9 +199,10 @@ impl<O> Executor<'_, O> {
             }
         }
         let not_seen_now = live.not_seen_now;
+        let departures = Plan::departures(avx2, measures, operations).to_array();
         for (lane, plan) in plans.iter_mut().enumerate() {
-            plan.leaves(exits[lane], operations);
-            count(self.counters, eight.flows[lane], eight.directions[lane], plan.shape.packet_len);
+            plan.depart(departures[lane]);
+            count(self.counters, eight.flows[lane], plan.flow.entry().1, plan.shape.packet_len);
         }
         if shapes.any_padded(avx2) {
             for (buffer, plan) in group.iter_mut().zip(&*plans) {
@@ -331,70 +330,63 @@ const _: () = assert!(FlowMode::Gue as u32 <= 7);
 
 /// The [`Shape`]s of eight packets, a word of each in one register.
 struct Shapes {
-    /// Bytes of the packets (bits 0 to 15), their offsets (16 to 23) and ports (24 to 31).
-    places: Lanes,
+    /// Bytes of the packets (bits 0 to 15), their offsets (16 to 23) and [`Shape::kind`] (24 to 31).
+    heads: Lanes,
     /// The upper halves of hashes.
     entropy: Lanes,
-    /// [`Shape::kind`] (bits 0 to 7), [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`] (from 8 on).
-    kinds: Lanes,
-    /// The words of the first packet.
-    first: [u32; 2],
+    /// [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`] (bits 0 to 7).
+    more: Lanes,
 }
 
 impl Shapes {
     #[inline(always)]
     fn of(avx2: Avx2, plans: &[Plan; LANES]) -> Self {
-        let [_, entropy, places, kinds] = avx2.columns(plans.each_ref().map(Plan::row));
-        let Shape { kind, network_offset, .. } = plans[0].shape;
-        Self { places, entropy, kinds, first: [kind.into(), network_offset.into()] }
+        let [_, entropy, heads, more] = avx2.columns(plans.each_ref().map(Plan::row));
+        Self { heads, entropy, more }
     }
 
-    /// Whether the packets are of one family, at one offset.
+    /// Whether the packets are of one family, at one offset: those of the first.
     #[inline(always)]
-    fn agree(&self, avx2: Avx2) -> bool {
-        let [kind, offset] = self.first;
-        let family = avx2.splat(Shape::FAMILY.into());
-        let same_family = (self.kinds & family).equals(avx2.splat(kind) & family);
-        let same_place = (self.places & avx2.splat(0xff << 16)).equals(avx2.splat(offset << 16));
-        (same_family & same_place).bits() == u8::MAX
+    fn agree(&self, avx2: Avx2, first: Shape) -> bool {
+        let word = |kind, offset| avx2.splat(u32::from(kind) << 24 | u32::from(offset) << 16);
+        let of_first: Lanes = word(first.family(), first.network_offset);
+        (self.heads & word(Shape::FAMILY, u8::MAX)).equals(of_first).bits() == u8::MAX
     }
 
     /// Bytes of the packets.
     #[inline(always)]
     fn packet_lens(&self, avx2: Avx2) -> Lanes {
-        self.places & avx2.splat(0xffff)
+        self.heads & avx2.splat(0xffff)
     }
 
     /// All ones for packets of UDP.
     #[inline(always)]
     fn are_udp(&self, avx2: Avx2) -> Lanes {
-        let bit = avx2.splat(Shape::UDP.into());
-        (self.kinds & bit).equals(bit)
+        let bit = avx2.splat(u32::from(Shape::UDP) << 24);
+        (self.heads & bit).equals(bit)
     }
 
     /// All ones for packets that routers may fragment.
     #[inline(always)]
     fn may_fragment(&self, avx2: Avx2) -> Lanes {
-        let bit = avx2.splat(u32::from(Shape::FRAGMENTABLE) << 8);
-        (self.kinds & bit).equals(bit)
+        let bit = avx2.splat(Shape::FRAGMENTABLE.into());
+        (self.more & bit).equals(bit)
     }
 
     /// Whether bytes follow any packet in its frame.
     #[inline(always)]
     fn any_padded(&self, avx2: Avx2) -> bool {
-        (self.kinds & avx2.splat(u32::from(Shape::PADDED) << 8)).equals(avx2.splat(0)).bits() != u8::MAX
+        (self.more & avx2.splat(Shape::PADDED.into())).equals(avx2.splat(0)).bits() != u8::MAX
     }
 
-    /// All ones where the packet with this many `more` bytes is no longer than the MTU, and the link header of its exit has `AT`
-    /// bytes, as the one that it has.
+    /// Whether each packet with this many `more` bytes is no longer than the MTU of its exit, and the link header of this has
+    /// `AT` bytes. `measures` are those of the exits ([`Exit::measures`]).
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // at most eighteen
-    fn fit<const AT: usize>(&self, avx2: Avx2, exits: &[&Exit; LANES], more: u32) -> Lanes {
+    fn fit<const AT: usize>(&self, avx2: Avx2, measures: Lanes, more: u32) -> bool {
         let word = |value| avx2.splat(value);
-        let exits = avx2.lanes(exits.map(Exit::measures));
-        let too_long = (self.packet_lens(avx2) + word(more)).exceeds(exits & word(0xffff));
-        let other_before = (self.places ^ word((AT as u32) << 16)) & word(0xff << 16);
-        let other_after = (exits ^ word((AT as u32) << 24)) & word(0xff << 24);
-        (too_long | other_before | other_after).equals(word(0))
+        let too_long = (self.packet_lens(avx2) + word(more)).exceeds(measures & word(0xffff));
+        let other_header = (measures ^ word((AT as u32) << 24)) & word(0xff << 24);
+        (too_long | other_header).equals(word(0)).bits() == u8::MAX
     }
 }

@@ -33,13 +33,13 @@ use std::cell::Cell;
 use super::engine::Engine;
 use super::observer::Observe;
 use super::sort::Ingress;
-use crate::flow::{BackendId, Candidate, Tick};
+use crate::flow::{BackendId, Candidate, CandidateSearch, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::plain::head;
-use crate::wire::processor::{Avx2, SetBits, Vectorised, prefetch_at};
-use crate::wire::{Buffer, Shape, TupleKey, tcp_flags};
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, SetBits, Vectorised, prefetch_at};
+use crate::wire::{Address, Buffer, Shape, TupleKey, tcp_flags};
 use eight::ForwardPart;
 use execute::{Executor, HotTables};
 use hits::{Hit, Hits};
@@ -374,34 +374,61 @@ impl Vectorised for Locate<'_> {
 
     /// Returns the positions, as bits, of those that may be found in another line of tags, which is prefetched.
     #[inline(always)]
-    fn run(self, _: Avx2) -> u32 {
-        self.by_any_processor()
+    fn run(self, avx2: Avx2) -> u32 {
+        self.by(avx2)
     }
 }
 
 impl Locate<'_> {
     #[inline(always)]
-    fn by_any_processor(self) -> u32 {
+    fn by(self, compare: impl Compare) -> u32 {
         let Self { tables, families, with_routes, plans } = self;
-        let (v4, v6) = (tables.v4.candidates(with_routes), tables.v6.candidates(with_routes));
-        // The flows of packets that are not recognised do not matter.
-        match families {
-            Shape::V4 => located(plans, |plan| v4.of(plan.hash)),
-            Shape::V6 => located(plans, |plan| v6.of(plan.hash)),
-            _ => located(plans, |plan| match plan.shape.family() {
-                Shape::V4 => v4.of(plan.hash),
-                _ => v6.of(plan.hash),
-            }),
+        // In none of the loops a packet is asked whether its route should be fetched; that of IPv6 is in the line of the flow.
+        let v6 = tables.v6.candidates(compare, false);
+        match (families, with_routes) {
+            (Shape::V4, true) => located(plans, tables.v4.candidates(compare, true)),
+            (Shape::V4, false) => located(plans, tables.v4.candidates(compare, false)),
+            (Shape::V6, _) => located(plans, v6),
+            _ => located(plans, BothFamilies { v4: tables.v4.candidates(compare, with_routes), v6 }),
+        }
+    }
+}
+
+/// A search for probable flows. No closure: the compiler may keep one as a function, which is compiled for any processor.
+trait Search {
+    /// `None` stands for [`Candidate::AWAY`]. The flow of a packet that is not recognised does not matter.
+    fn of(&self, plan: &Plan) -> Option<Candidate>;
+}
+
+impl<A: Address, C: Compare> Search for CandidateSearch<'_, A, C> {
+    #[inline(always)]
+    fn of(&self, plan: &Plan) -> Option<Candidate> {
+        self.of_hash(plan.hash)
+    }
+}
+
+/// The search for packets of both families.
+struct BothFamilies<'t, C> {
+    v4: CandidateSearch<'t, u32, C>,
+    v6: CandidateSearch<'t, u128, C>,
+}
+
+impl<C: Compare> Search for BothFamilies<'_, C> {
+    #[inline(always)]
+    fn of(&self, plan: &Plan) -> Option<Candidate> {
+        match plan.shape.family() {
+            Shape::V4 => self.v4.of_hash(plan.hash),
+            _ => self.v6.of_hash(plan.hash),
         }
     }
 }
 
 /// Sets the probable flow of each packet. Returns the positions of those that may be found in another line.
 #[inline(always)]
-fn located(plans: &mut [Plan], candidate: impl Fn(&Plan) -> Option<Candidate>) -> u32 {
+fn located(plans: &mut [Plan], search: impl Search) -> u32 {
     let mut away = 0;
     for (position, plan) in plans.iter_mut().enumerate() {
-        plan.flow = candidate(plan).unwrap_or_else(|| {
+        plan.flow = search.of(plan).unwrap_or_else(|| {
             away |= 1 << position;
             Candidate::AWAY
         });
@@ -415,7 +442,7 @@ fn locate(avx2: Option<Avx2>, tables: &FlowTables, families: u8, with_routes: bo
     let work = Locate { tables, families, with_routes, plans };
     match avx2 {
         Some(avx2) => avx2.run(work),
-        None => work.by_any_processor(),
+        None => work.by(AnyProcessor),
     }
 }
 

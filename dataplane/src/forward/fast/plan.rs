@@ -12,6 +12,7 @@ use crate::flow::{Candidate, UDP_SIGNAL};
 use crate::port::{Link, PortIndex};
 use crate::snapshot::Exit;
 use crate::wire::Shape;
+use crate::wire::processor::{Avx2, Lanes};
 
 /// What is done with a packet that leaves: bits of [`Shape::operations`]. Each of them loses one hop.
 pub(super) mod operation {
@@ -73,6 +74,19 @@ impl Plan {
     #[inline(always)]
     pub(super) fn leaves(&mut self, exit: &Exit, operations: u8) {
         (self.shape.port, self.shape.operations) = (exit.port.0, operations);
+    }
+
+    /// As [`Plan::leaves`], for eight packets by the measures of their exits ([`Exit::measures`]); for [`Plan::depart`].
+    #[inline(always)]
+    pub(super) fn departures(avx2: Avx2, measures: Lanes, operations: u8) -> Lanes {
+        measures.right::<16>() & avx2.splat(0xff) | avx2.splat(u32::from(operations) << 8)
+    }
+
+    /// Plans that the packet leaves so.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // of 16 bits
+    pub(super) fn depart(&mut self, departure: u32) {
+        [self.shape.port, self.shape.operations] = (departure as u16).to_le_bytes();
     }
 
     /// Whether the packet leaves.

@@ -70,9 +70,13 @@ pub(in crate::forward) fn sources<S: Copy>(of_port: &[S], entropy: Lanes, in_udp
 /// Adds bytes before eight frames. Returns false, and leaves all as they are, if one has no room.
 #[inline(always)]
 pub(in crate::forward) fn prepend(group: &mut [impl Buffer; LANES], bytes: usize) -> bool {
-    let Some(full) = group.iter_mut().position(|buffer| !buffer.prepend(bytes)) else { return true };
-    group.iter_mut().take(full).for_each(|buffer| buffer.trim_front(bytes));
-    false
+    for lane in 0..LANES {
+        if !group[lane].prepend(bytes) {
+            group[..lane].iter_mut().for_each(|buffer| buffer.trim_front(bytes));
+            return false;
+        }
+    }
+    true
 }
 
 impl OuterFamily for u32 {
@@ -114,10 +118,11 @@ fn before_v4<const BEFORE: usize, const IN_UDP: bool>(avx2: Avx2, of: &EightOute
     let sums = sum(avx2, [start, flags, hops, source]) + halves(avx2, destination);
     let hops = hops.with_upper(finished(avx2, sums).left::<16>());
     let rows = Lanes::rows([start, flags, hops, source]);
-    for (((start, row), flow), exit) in starts.iter_mut().zip(rows).zip(of.flows).zip(of.exits) {
-        write_link(&mut start.link, exit, ether_type::IPV4);
-        start.link[UNTAGGED..UNTAGGED + 16].copy_from_slice(&row.bytes());
-        start.link[UNTAGGED + 16..UNTAGGED + V4].copy_from_slice(&flow.key(Direction::ToClient).source().to_ne_bytes());
+    for (lane, start) in starts.iter_mut().enumerate() {
+        let destination = of.flows[lane].key(Direction::ToClient).source();
+        write_link(&mut start.link, of.exits[lane], ether_type::IPV4);
+        start.link[UNTAGGED..UNTAGGED + 16].copy_from_slice(&rows[lane].bytes());
+        start.link[UNTAGGED + 16..UNTAGGED + V4].copy_from_slice(&destination.to_ne_bytes());
     }
     if IN_UDP {
         // Without checksum: the inner packet has one.

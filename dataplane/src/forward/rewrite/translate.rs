@@ -7,7 +7,7 @@
 //!
 //! Not here: which addresses and ports, the link header, and SCTP (`nat`).
 
-use crate::flow::{Direction, HotFlow};
+use crate::flow::{Candidate, Direction, HotFlow};
 use crate::fragment::Identifications;
 use crate::wire::checksum::{HOP_DELTA, finish};
 use crate::wire::plain::head::{HeadV4, HeadV6, Starts, tcp, udp, v4, v6};
@@ -156,7 +156,8 @@ const HALF: u32 = 0xffff;
 /// Eight packets of flows of one family.
 pub(in crate::forward) struct EightOfFlows<'f, K: TupleKey> {
     pub(in crate::forward) flows: [&'f HotFlow<K>; LANES],
-    pub(in crate::forward) directions: [Direction; LANES],
+    /// With the directions of the packets.
+    pub(in crate::forward) candidates: [Candidate; LANES],
     /// All ones for packets of UDP.
     pub(in crate::forward) is_udp: Lanes,
     /// All ones for packets that get another identification.
@@ -167,7 +168,20 @@ impl<K: TupleKey> EightOfFlows<'_, K> {
     /// All ones for packets to the client.
     #[inline(always)]
     fn are_to_client(&self, avx2: Avx2) -> Lanes {
-        avx2.lanes(self.directions.map(|direction| direction as u32)).equals(avx2.splat(Direction::ToClient as u32))
+        let bit = avx2.splat(Direction::ToClient as u32);
+        (avx2.lanes(self.candidates.map(Candidate::word)) & bit).equals(bit)
+    }
+
+    /// The key of a flow in the direction of its packet.
+    #[inline(always)]
+    fn key(&self, lane: usize) -> &K {
+        self.flows[lane].key(self.candidates[lane].entry().1)
+    }
+
+    /// The key of packets in the opposite direction.
+    #[inline(always)]
+    fn replies(&self, lane: usize) -> &K {
+        self.flows[lane].key(self.candidates[lane].entry().1.opposite())
     }
 }
 
@@ -339,8 +353,9 @@ impl TranslatedEight for u32 {
             start.head[v4::HOPS..v4::HOPS + 16].copy_from_slice(&row.bytes());
         }
         let udp = eight.is_udp.bits();
+        let any_udp = udp != 0; // so that there is a loop for TCP alone
         for (lane, start) in starts.iter_mut().enumerate() {
-            let place = if udp >> lane & 1 != 0 { UDP } else { TCP };
+            let place = if any_udp && udp >> lane & 1 != 0 { UDP } else { TCP };
             start.head[place..place + 2].copy_from_slice(&(checksums[lane] as u16).to_le_bytes());
         }
     }
@@ -397,7 +412,7 @@ impl TranslatedEight for u128 {
         let mut other_ports = [0; LANES];
         for (lane, start) in starts.iter().enumerate() {
             let (addresses, ports) = WireKey::<9>::read_at(&start.head, v6::KEY).halves();
-            let (of_flow, ports_of_flow) = eight.flows[lane].key(eight.directions[lane]).halves();
+            let (of_flow, ports_of_flow) = eight.key(lane).halves();
             other_addresses = other_addresses | avx2.words(addresses) ^ avx2.words(of_flow);
             other_ports[lane] = ports ^ ports_of_flow;
         }
@@ -428,7 +443,8 @@ impl TranslatedEight for u128 {
         const TCP: usize = v6::TRANSPORT + tcp::CHECKSUM;
         const UDP: usize = v6::TRANSPORT + udp::CHECKSUM;
         let udp = eight.is_udp.bits();
-        let place = |lane: usize| if udp >> lane & 1 != 0 { UDP } else { TCP };
+        let any_udp = udp != 0; // so that there are loops for TCP alone
+        let place = |lane: usize| if any_udp && udp >> lane & 1 != 0 { UDP } else { TCP };
         let mut checksums = [0; LANES];
         for (lane, start) in starts.iter().enumerate() {
             let at = place(lane);
@@ -439,7 +455,7 @@ impl TranslatedEight for u128 {
         let sums = avx2.lanes(eight.flows.map(HotFlow::checksum_change)) ^ read.are_to_client & half;
         let checksums = updated(avx2, avx2.lanes(checksums), sums + half, eight.is_udp).to_array();
         for (lane, start) in starts.iter_mut().enumerate() {
-            let (addresses, ports) = eight.flows[lane].key(eight.directions[lane].opposite()).halves();
+            let (addresses, ports) = eight.replies(lane).halves();
             let (head, at) = (&mut start.head, place(lane));
             head[v6::HOP_LIMIT] = head[v6::HOP_LIMIT].wrapping_sub(1);
             head[v6::KEY..v6::KEY + 32].copy_from_slice(&avx2.words(addresses).rotated().to_bytes());

@@ -23,15 +23,15 @@ pub(crate) struct Shape {
     pub(crate) packet_len: u16,
     /// Offset of its IP header in the frame.
     pub(crate) network_offset: u8,
-    /// The port by which it leaves, for whoever decides that; [`Shape::STAYS`] at first.
-    pub(crate) port: u8,
     /// The lower five TCP flags or [`Shape::UDP`]; [`Shape::V4`] or [`Shape::V6`]. 0 for a packet that is not recognised.
     pub(crate) kind: u8,
     /// [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`].
     more: u8,
+    _rest: u8,
+    /// The port by which it leaves, for whoever decides that; [`Shape::STAYS`] at first.
+    pub(crate) port: u8,
     /// What is to be done with it, for whoever decides that; 0 at first.
     pub(crate) operations: u8,
-    _rest: u8,
 }
 
 impl Shape {
@@ -49,7 +49,7 @@ impl Shape {
     pub(crate) const STAYS: u8 = u8::MAX;
     /// A packet that is not recognised.
     pub(crate) const UNKNOWN: Self =
-        Self { packet_len: 0, network_offset: 0, port: Self::STAYS, kind: 0, more: 0, operations: 0, _rest: 0 };
+        Self { packet_len: 0, network_offset: 0, kind: 0, more: 0, _rest: 0, port: Self::STAYS, operations: 0 };
 
     /// See [`Shape::PADDED`].
     #[inline(always)]
@@ -158,9 +158,9 @@ pub(crate) fn recognise_eight<A: WideFamily, const AT: usize>(
     let known = known & is_here & (room + word(1)).exceeds(len);
     let padded = word(Shape::PADDED.into()) ^ room.equals(len) & word(Shape::PADDED.into());
     let more = fragmentable & word(Shape::FRAGMENTABLE.into()) | padded;
-    let places = len | word((AT as u32) << 16 | u32::from(Shape::STAYS) << 24);
-    let kinds = kind | word(A::KIND.into()) | more.left::<8>();
-    Recognised { rows: Lanes::rows([lower, upper, places, kinds]), upper, known: known.bits() }
+    let heads = len | kind.left::<24>() | word((AT as u32) << 16 | u32::from(A::KIND) << 24);
+    let departures = more | word(u32::from(Shape::STAYS) << 16);
+    Recognised { rows: Lanes::rows([lower, upper, heads, departures]), upper, known: known.bits() }
 }
 
 /// Words that are 0 where frames are for the port and, if they have a tag, have the expected one.

@@ -7,6 +7,7 @@
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Sub};
 
+use super::Compare;
 #[cfg(not(target_arch = "x86_64"))]
 use super::portable as words;
 #[cfg(target_arch = "x86_64")]
@@ -84,6 +85,17 @@ impl Avx2 {
     #[inline(always)]
     pub(crate) fn columns(self, rows: [[u8; 16]; LANES]) -> [Lanes; 4] {
         words::columns(rows).map(Lanes)
+    }
+}
+
+impl Compare for Avx2 {
+    #[inline(always)]
+    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
+        let (pattern, mask) = (self.splat(pattern), self.splat(mask));
+        let [a, b, c, d, e, f, g, h, second @ ..] = *words;
+        let first = self.lanes([a, b, c, d, e, f, g, h]);
+        let [first, second] = [first, self.lanes(second)].map(|words| u32::from((words & mask).equals(pattern).bits()));
+        second << LANES | first
     }
 }
 

@@ -112,6 +112,23 @@ impl Iterator for SetBits {
     }
 }
 
+/// How sixteen words are compared.
+pub(crate) trait Compare: Copy {
+    /// The words that equal `pattern` where `mask` has ones, one bit for each. `pattern` has ones only there.
+    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32;
+}
+
+/// By instructions that each processor of the architecture has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AnyProcessor;
+
+impl Compare for AnyProcessor {
+    #[inline(always)]
+    fn matching(self, words: &[u32; 16], pattern: u32, mask: u32) -> u32 {
+        matching(words, pattern, mask)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,6 +144,9 @@ mod tests {
             }
             let expected = (0..16).filter(|&slot| words[slot] & mask == pattern & mask).fold(0, |bits, slot| bits | 1 << slot);
             prop_assert_eq!(matching(&words, pattern & mask, mask), expected);
+            if let Some(avx2) = Avx2::detect() {
+                prop_assert_eq!(avx2.matching(&words, pattern & mask, mask), expected);
+            }
         }
     }
 }
