@@ -114,6 +114,9 @@ impl Exit {
         self.backend & Self::ON_LINK != 0
     }
 
+    /// The bits of the port in [`Exit::measures`].
+    pub(crate) const PORT: u32 = 0xff << 16;
+
     /// The MTU (bits 0 to 15), the port (16 to 23) and the bytes of the Ethernet header (24 to 31), which one load
     /// reads.
     #[inline(always)]

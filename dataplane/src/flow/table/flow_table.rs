@@ -21,7 +21,7 @@ use crate::flow::storage::{
 use crate::flow::tick::{Tick, Ticks};
 use crate::flow::transitions::Segment;
 use crate::flow::yield_order::{FLOWS_MAX, Order};
-use crate::wire::processor::{AnyProcessor, Avx2, Compare, Lanes};
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, LANES, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 
 /// Largest number of flows that a worker looks at when a group was lost, all in one poll.
@@ -48,10 +48,11 @@ impl Candidate {
         (index as usize, direction)
     }
 
-    /// The word, whose lowest bit is the direction.
+    /// All ones for packets to the client.
     #[inline(always)]
-    pub(crate) const fn word(self) -> u32 {
-        self.0
+    pub(crate) fn are_to_client(avx2: Avx2, [a, b, c, d, e, f, g, h]: [Self; LANES]) -> Lanes {
+        let bit = avx2.splat(Direction::ToClient as u32);
+        (avx2.lanes([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]) & bit).equals(bit)
     }
 }
 

@@ -83,7 +83,7 @@ impl<O> Executor<'_, O> {
         for (position, (buffer, plan)) in (position..).zip(part.iter_mut().zip(plans)) {
             let hit = match plan.shape.family() {
                 0 => continue,
-                _ if *left & plan.flow_bit() != 0 => Hit::Stays,
+                _ if *left & plan.flow_bit() != 0 || plan.flow == Candidate::NONE => Hit::Stays,
                 Shape::V4 => self.forward::<u32, B>(hits, buffer, plan),
                 _ => self.forward::<u128, B>(hits, buffer, plan),
             };
@@ -159,8 +159,8 @@ impl<O> Executor<'_, O> {
         let HotFlows { flows, routes, .. } = &*A::hot(&mut self.tables);
         let Some(first) = flows.first() else { return false };
         let (is_udp, is_renumbered) = (shapes.are_udp(avx2), shapes.may_fragment(avx2));
-        let candidates = plans.each_ref().map(|plan| plan.flow);
-        let mut eight = EightOfFlows { flows: [first; LANES], candidates, is_udp, is_renumbered };
+        let are_to_client = Candidate::are_to_client(avx2, plans.each_ref().map(|plan| plan.flow));
+        let mut eight = EightOfFlows { flows: [first; LANES], are_to_client, is_udp, is_renumbered };
         let mut exits = [&Exit::NOWHERE; LANES];
         for (lane, plan) in plans.iter().enumerate() {
             let Some(flow) = flows.get(plan.flow.entry().0) else { return false };
@@ -185,8 +185,8 @@ impl<O> Executor<'_, O> {
             A::lower_hop_limits(avx2, &live.read, &mut starts);
             write_links(&mut starts, &exits);
         } else {
-            let tunnelled =
-                Tunnelled::<A> { tunnels: &self.snapshot.tunnels, shapes, eight: &eight, read: live.read, exits: &exits };
+            let tunnels = &self.snapshot.tunnels;
+            let tunnelled = Tunnelled::<A> { tunnels, shapes, eight: &eight, read: live.read, exits: &exits, measures };
             let is_in_udp = operations & operation::IN_UDP != 0;
             at = outers::bytes_before(A::NETWORK, is_in_udp);
             let is_written = match is_in_udp {
@@ -228,17 +228,20 @@ struct Tunnelled<'e, A: ExecutedFamily> {
     eight: &'e EightOfFlows<'e, A::Key>,
     read: A::Read,
     exits: &'e [&'e Exit; LANES],
+    /// See [`Exit::measures`].
+    measures: Lanes,
 }
 
 impl<A: ExecutedFamily> Tunnelled<'_, A> {
     /// Puts outer headers before the packets. Returns false, and leaves them as they are, where that takes a longer look.
     #[inline(always)]
     fn write<const IN_UDP: bool, B: Buffer>(&self, avx2: Avx2, group: &mut [B; LANES]) -> bool {
-        let Self { tunnels, shapes, eight, read, exits } = *self;
+        let Self { tunnels, shapes, eight, read, exits, measures } = *self;
         let of_port = A::tunnel_sources(tunnels, exits[0].port);
         let is_to_other_family = |flow: &&HotFlow<A::Key>| flow.key(Direction::ToClient).has_no_source();
         let has_sum = |buffer: &B| A::Head::of(buffer.bytes(), UNTAGGED).is_some_and(|head| A::has_inner_sum(head));
-        if exits.iter().any(|exit| exit.port != exits[0].port)
+        let (ports, first_port) = (measures & avx2.splat(Exit::PORT), exits[0].measures() & Exit::PORT);
+        if ports.equals(avx2.splat(first_port)).bits() != u8::MAX
             || eight.is_renumbered.bits() != 0
             || eight.flows.iter().any(is_to_other_family)
             || IN_UDP && eight.is_udp.bits() != 0 && !group.iter().all(has_sum)

@@ -38,7 +38,7 @@ use crate::forward::decide::FlowTables;
 use crate::port::{BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::plain::head;
-use crate::wire::processor::{AnyProcessor, Avx2, Compare, SetBits, Vectorised, prefetch_at};
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, LANES, SetBits, Vectorised, prefetch_at};
 use crate::wire::{Address, Buffer, Shape, TupleKey, tcp_flags};
 use eight::ForwardPart;
 use execute::{Executor, HotTables};
@@ -304,13 +304,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Sends what was written, hands over what other workers own, and keeps the rest in the burst. Returns the number of
     /// packets that were handed over. `are_own`: no packet is of another worker.
     fn send_known(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan]) -> usize {
-        match plans {
-            [first, rest @ ..] if first.is_planned() && rest.iter().all(|plan| plan.shape.port == first.shape.port) => {
+        match plans.first().filter(|first| first.is_planned() && leave_alike(plans, first.shape.port)) {
+            Some(first) => {
                 self.tally.hits += burst.len() as u64;
                 self.egress.send_burst(PortIndex(first.shape.port), burst, &mut self.tally);
                 0
             }
-            _ => self.send_some(at, are_own, burst, plans),
+            None => self.send_some(at, are_own, burst, plans),
         }
     }
 
@@ -334,6 +334,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         *burst = rest;
         all - sent - burst.len()
     }
+}
+
+/// Whether all packets leave by a port. Without an early end, which would take a branch for each packet.
+#[inline(always)]
+fn leave_alike(plans: &[Plan], port: u8) -> bool {
+    let differs = |differs: u8, plan: &Plan| differs | plan.shape.port ^ port;
+    let (groups, rest) = plans.as_chunks::<LANES>();
+    let of_groups = groups.iter().fold(0, |all, group| group.iter().fold(all, differs));
+    rest.iter().fold(of_groups, differs) == 0
 }
 
 /// Whether a packet opens a TCP connection.

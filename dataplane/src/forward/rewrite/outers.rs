@@ -159,7 +159,12 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(avx2: Avx2, of: &EightOute
     const CLASS: u32 = u32::from_ne_bytes([0xff, 0xf0, 0, 0]);
     let Some(mut starts) = starts::<BEFORE, HeadV6, _>(group) else { return };
     let [inner, hops, _, _] = avx2.columns(starts.each_ref().map(|start| start.bytes_at(BEFORE)));
-    let destinations = of.flows.map(|flow| flow.key(Direction::ToClient).source());
+    // By loops, since the compiler may keep `map` as a call.
+    let (mut destinations, mut sources) = ([[0; 16]; LANES], [[0; 16]; LANES]);
+    for lane in 0..LANES {
+        destinations[lane] = of.flows[lane].key(Direction::ToClient).source();
+        sources[lane] = of.sources[lane].octets();
+    }
     let carried_len = carried_len::<IN_UDP>(avx2, of.packet_lens);
     let carried = if IN_UDP { protocol::UDP } else { protocol::IPV6 };
     // Version and traffic class of the inner packet.
@@ -168,13 +173,13 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(avx2: Avx2, of: &EightOute
     let len = carried_len.lower_number().with_upper(avx2.splat(u32::from_ne_bytes([0, 0, carried, HOP_LIMIT])));
     if IN_UDP {
         let ports = ports(avx2, of.entropy, of.gue);
-        let sources = if of.has_one_source {
-            let [a, b, c, d]: [u32; 4] = zerocopy::transmute!(of.sources[0].octets());
+        let source = if of.has_one_source {
+            let [a, b, c, d]: [u32; 4] = zerocopy::transmute!(sources[0]);
             [avx2.splat(a), avx2.splat(b), avx2.splat(c), avx2.splat(d)]
         } else {
-            avx2.columns(of.sources.map(|source| source.octets()))
+            avx2.columns(sources)
         };
-        let of_outer = sum(avx2, sources) + sum(avx2, avx2.columns(destinations));
+        let of_outer = sum(avx2, source) + sum(avx2, avx2.columns(destinations));
         // The length is part of the pseudo header and of the UDP header.
         let lens = carried_len.lower_number().left::<1>();
         let pseudo = lens + avx2.splat(pair(0, u16::from(protocol::UDP)) >> 16);
@@ -189,7 +194,7 @@ fn before_v6<const BEFORE: usize, const IN_UDP: bool>(avx2: Avx2, of: &EightOute
     for (lane, start) in starts.iter_mut().enumerate() {
         write_link(&mut start.link, of.exits[lane], ether_type::IPV6);
         start.link[UNTAGGED..UNTAGGED + 16].copy_from_slice(&rows[lane].bytes());
-        start.link[UNTAGGED + 8..UNTAGGED + 24].copy_from_slice(&of.sources[lane].octets());
+        start.link[UNTAGGED + 8..UNTAGGED + 24].copy_from_slice(&sources[lane]);
         start.link[UNTAGGED + 24..UNTAGGED + V6].copy_from_slice(&destinations[lane]);
     }
     u128::lower_hop_limits(avx2, &of.read, &mut starts);

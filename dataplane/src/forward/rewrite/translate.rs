@@ -7,7 +7,7 @@
 //!
 //! Not here: which addresses and ports, the link header, and SCTP (`nat`).
 
-use crate::flow::{Candidate, Direction, HotFlow};
+use crate::flow::{Direction, HotFlow};
 use crate::fragment::Identifications;
 use crate::wire::checksum::{HOP_DELTA, finish};
 use crate::wire::plain::head::{HeadV4, HeadV6, Starts, tcp, udp, v4, v6};
@@ -156,8 +156,8 @@ const HALF: u32 = 0xffff;
 /// Eight packets of flows of one family.
 pub(in crate::forward) struct EightOfFlows<'f, K: TupleKey> {
     pub(in crate::forward) flows: [&'f HotFlow<K>; LANES],
-    /// With the directions of the packets.
-    pub(in crate::forward) candidates: [Candidate; LANES],
+    /// All ones for packets to the client.
+    pub(in crate::forward) are_to_client: Lanes,
     /// All ones for packets of UDP.
     pub(in crate::forward) is_udp: Lanes,
     /// All ones for packets that get another identification.
@@ -165,23 +165,10 @@ pub(in crate::forward) struct EightOfFlows<'f, K: TupleKey> {
 }
 
 impl<K: TupleKey> EightOfFlows<'_, K> {
-    /// All ones for packets to the client.
+    /// The direction of a packet.
     #[inline(always)]
-    fn are_to_client(&self, avx2: Avx2) -> Lanes {
-        let bit = avx2.splat(Direction::ToClient as u32);
-        (avx2.lanes(self.candidates.map(Candidate::word)) & bit).equals(bit)
-    }
-
-    /// The key of a flow in the direction of its packet.
-    #[inline(always)]
-    fn key(&self, lane: usize) -> &K {
-        self.flows[lane].key(self.candidates[lane].entry().1)
-    }
-
-    /// The key of packets in the opposite direction.
-    #[inline(always)]
-    fn replies(&self, lane: usize) -> &K {
-        self.flows[lane].key(self.candidates[lane].entry().1.opposite())
+    fn direction(&self, lane: usize) -> Direction {
+        if self.are_to_client.bits() >> lane & 1 == 0 { Direction::ToBackend } else { Direction::ToClient }
     }
 }
 
@@ -304,13 +291,12 @@ impl TranslatedEight for u32 {
         let [e, f, _, seen] = avx2.columns(parts.map(|[_, part]| zerocopy::transmute!(part)));
         let to_backend = Keys { source: a, destination: b, ports: c };
         let to_client = Keys { source: d, destination: e, ports: f };
-        let are_to_client = eight.are_to_client(avx2);
         ReadV4 {
             hops,
             keys: Keys { source, destination, ports },
             checksums,
-            same: to_backend.or_where(are_to_client, to_client),
-            replies: to_client.or_where(are_to_client, to_backend),
+            same: to_backend.or_where(eight.are_to_client, to_client),
+            replies: to_client.or_where(eight.are_to_client, to_backend),
             seen,
         }
     }
@@ -399,7 +385,6 @@ pub(in crate::forward) struct ReadV6 {
     /// Those of the ports: a packet in each lane. All bits of both must be 0.
     other_ports: Lanes,
     seen: Lanes,
-    are_to_client: Lanes,
 }
 
 impl TranslatedEight for u128 {
@@ -412,12 +397,12 @@ impl TranslatedEight for u128 {
         let mut other_ports = [0; LANES];
         for (lane, start) in starts.iter().enumerate() {
             let (addresses, ports) = WireKey::<9>::read_at(&start.head, v6::KEY).halves();
-            let (of_flow, ports_of_flow) = eight.key(lane).halves();
+            let (of_flow, ports_of_flow) = eight.flows[lane].key(eight.direction(lane)).halves();
             other_addresses = other_addresses | avx2.words(addresses) ^ avx2.words(of_flow);
             other_ports[lane] = ports ^ ports_of_flow;
         }
-        let (seen, are_to_client) = (avx2.lanes(eight.flows.map(HotFlow::seen_word)), eight.are_to_client(avx2));
-        ReadV6 { other_addresses, other_ports: avx2.lanes(other_ports), seen, are_to_client }
+        let seen = avx2.lanes(eight.flows.map(HotFlow::seen_word));
+        ReadV6 { other_addresses, other_ports: avx2.lanes(other_ports), seen }
     }
 
     #[inline(always)]
@@ -436,7 +421,7 @@ impl TranslatedEight for u128 {
     fn translate_eight<const AT: usize>(
         avx2: Avx2,
         eight: &EightOfFlows<'_, WireKey<9>>,
-        read: &ReadV6,
+        _: &ReadV6,
         starts: &mut Starts<'_, AT, HeadV6>,
         _: &mut Identifications,
     ) {
@@ -452,10 +437,10 @@ impl TranslatedEight for u128 {
         }
         let half = avx2.splat(HALF);
         // 0xffff is 0 in one's complement. Added, it keeps the sum above 0, as for one packet: both fold to the same zero.
-        let sums = avx2.lanes(eight.flows.map(HotFlow::checksum_change)) ^ read.are_to_client & half;
+        let sums = avx2.lanes(eight.flows.map(HotFlow::checksum_change)) ^ eight.are_to_client & half;
         let checksums = updated(avx2, avx2.lanes(checksums), sums + half, eight.is_udp).to_array();
         for (lane, start) in starts.iter_mut().enumerate() {
-            let (addresses, ports) = eight.replies(lane).halves();
+            let (addresses, ports) = eight.flows[lane].key(eight.direction(lane).opposite()).halves();
             let (head, at) = (&mut start.head, place(lane));
             head[v6::HOP_LIMIT] = head[v6::HOP_LIMIT].wrapping_sub(1);
             head[v6::KEY..v6::KEY + 32].copy_from_slice(&avx2.words(addresses).rotated().to_bytes());
