@@ -160,7 +160,7 @@ fn by_front<'s, A: Address>(
     flow.state = next_state(FlowState::first_of_backend(packet.headers.transport), packet.headers.transport, Direction::ToClient);
     let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
-        Err(verdict) => return verdict,
+        Err(none) => return none.into(),
     };
     if let Err(reason) = take_room(context, frontend.number, PoolId::NONE, packet.hash) {
         return Verdict::Drop(reason);

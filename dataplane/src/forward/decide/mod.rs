@@ -34,7 +34,7 @@ pub(super) use new_flow::first_snat_address;
 pub(super) use one_way::{deliver, follow_probe};
 pub(super) use rechoose::begins_anew;
 pub(super) use reclaim::may_lease;
-pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, RESETS_MAX, Verdict};
+pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, NoExit, RESETS_MAX, Verdict};
 
 use local::{frontend_of, in_group_frame, no_frontend};
 use new_flow::new_flow;

@@ -7,7 +7,7 @@
 use super::exit::{exit_by, exit_to_client, fits};
 use super::input::{DecisionContext, Packet};
 use super::local::{mid_stream, refused_source, without_backend};
-use super::verdict::{NatForward, Verdict};
+use super::verdict::{NatForward, NoExit, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
 use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first};
@@ -58,7 +58,7 @@ pub(super) fn new_flow<'s, A: Address>(
     }
     let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
-        Err(verdict) => return verdict,
+        Err(none) => return none.into(),
     };
     let lease = match frontend.mode() {
         FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), context).ok_or(DropReason::DnatPortInUse),
@@ -80,7 +80,7 @@ pub(super) fn new_flow<'s, A: Address>(
     let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
     (flow.frontend, flow.initial_sequence) = (number, segment.sequence);
     flow.tags = tags_of_first(packet.headers.transport, segment);
-    if let Err(Verdict::Wait(neighbour)) = exit_to_client(snapshot, &mut flow) {
+    if let Err(NoExit::Unresolved(neighbour)) = exit_to_client(snapshot, &mut flow) {
         context.changes.ask = Some(neighbour);
     }
     let Ok(index) = context.table.insert(flow) else {

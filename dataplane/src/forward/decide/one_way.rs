@@ -9,7 +9,7 @@ use super::exit::{exit_by, fits_in};
 use super::input::{DecisionContext, Packet};
 use super::local::{for_vip, without_backend};
 use super::reclaim::may_take_room;
-use super::verdict::{DirectForward, Verdict};
+use super::verdict::{DirectForward, NoExit, Verdict};
 use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Segment, SnatLease, Tick, is_mid_stream, tags_of_first};
 use crate::forward::rewrite::Outer;
 use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
@@ -26,7 +26,7 @@ pub(super) fn follow<'s, A: Address>(
 ) -> Verdict<'s> {
     flow.last_seen = now;
     let direct = direct(packet, &packet.headers.tuple, (flow.mode, flow.frontend), (flow.backend, backend), snapshot);
-    direct.map_or_else(|verdict| verdict, Verdict::ForwardDirect)
+    direct.map_or_else(Verdict::from, Verdict::ForwardDirect)
 }
 
 /// The verdict on a packet to a backend in one of these modes, for the frontend of `asked`.
@@ -38,7 +38,7 @@ pub(in crate::forward) fn deliver<'s, A: Address>(
     snapshot: &'s Snapshot,
 ) -> Verdict<'s> {
     let Some(backend) = snapshot.backend(id) else { return Verdict::Drop(DropReason::NoFlow) };
-    direct(packet, asked, (mode, frontend), (id, backend), snapshot).map_or_else(|verdict| verdict, Verdict::ForwardDirect)
+    direct(packet, asked, (mode, frontend), (id, backend), snapshot).map_or_else(Verdict::from, Verdict::ForwardDirect)
 }
 
 /// The verdict on a packet without flow for a frontend in such a mode.
@@ -65,7 +65,7 @@ pub(super) fn new_flow<'s, A: Address>(
     }
     let direct = match direct(packet, tuple, (frontend.mode(), number), (id, backend), snapshot) {
         Ok(direct) => direct,
-        Err(verdict) => return verdict,
+        Err(none) => return none.into(),
     };
     // A RST or ABORT of an unknown connection creates no flow.
     if has_room && !is_reset(packet.headers.transport) {
@@ -105,18 +105,18 @@ pub(super) fn direct<'s, A: Address>(
     (mode, frontend): (FlowMode, FrontendNumber),
     (id, backend): (BackendId, &Backend),
     snapshot: &'s Snapshot,
-) -> Result<DirectForward<'s>, Verdict<'static>> {
+) -> Result<DirectForward<'s>, NoExit> {
     let exit = exit_by(snapshot, backend.next_hop, packet.hash)?;
     let outer = if mode == FlowMode::Dsr {
         // A router would send a packet for a VIP back to the gateway.
         if !backend.on_link {
-            return Err(Verdict::Drop(DropReason::VipLoop));
+            return Err(NoExit::Dropped(DropReason::VipLoop));
         }
         fits_in(packet, exit.mtu)?;
         None
     } else {
         let outer = Outer::towards(backend.address.ip(), mode, exit, packet.hash, &snapshot.tunnels);
-        let outer = outer.ok_or(Verdict::Drop(DropReason::NoRoute))?;
+        let outer = outer.ok_or(NoExit::Dropped(DropReason::NoRoute))?;
         fits_in(packet, outer.mtu)?;
         Some(outer)
     };
@@ -140,7 +140,7 @@ fn flow_to<A: Address>(
 pub(crate) fn follow_probe<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,
-) -> Option<Result<DirectForward<'s>, Verdict<'static>>> {
+) -> Option<Result<DirectForward<'s>, NoExit>> {
     let tuple = &packet.headers.tuple;
     let under_test = *snapshot.probe_tags.get(&tuple.source_port)?;
     let (frontend, number) = snapshot.numbered_frontend(tuple.destination, tuple.protocol, tuple.destination_port)?;
