@@ -18,7 +18,7 @@ mod yield_order;
 pub use crate::wire::processor::{prefetch, prefetch_at, prefetch_to_write};
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::{BACKEND_SLOTS, flow_of};
-pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED, VerificationTags};
+pub use entry::{BackendId, Flow, FlowBackend, FlowView, ROUTE_EPOCHS, UNRESOLVED, VerificationTags};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;

@@ -112,7 +112,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             AddressRole::Vip => self.probe(snapshot, buffer, headers),
             AddressRole::PoolUnused => self.drop(buffer, DropReason::VipLoop),
             AddressRole::Snat | AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => {
-                permission.send(&mut self.egress, (twin.port, twin.tags), buffer, &mut self.tally);
+                permission.send(&mut self.egress, twin.port, twin.tags, buffer, &mut self.tally);
             }
         }
     }

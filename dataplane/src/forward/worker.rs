@@ -123,7 +123,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             limits: IdleLimits::new(limits),
             neighbours: WorkerNeighbours::new(parts.neighbour_requests),
             datagrams: Datagrams::new(parts.seed),
-            identifications: Identifications::new(parts.seed, (worker, workers), blocks),
+            identifications: Identifications::new(parts.seed, worker, workers, blocks),
             limiter: AnswerLimiter::new(parts.seed),
             fast,
             tally: Tally::default(),
@@ -485,7 +485,7 @@ impl<A: Address> SweepRules<A> for IdleRules<'_> {
         self.snapshot.backend(backend).map_or(FlowEnd::Drained, |_| FlowEnd::Idle)
     }
 
-    fn ended(&mut self, (mode, state): (FlowMode, FlowState), counted: CounterSlot, port: Option<(PoolId, u16)>) {
+    fn ended(&mut self, mode: FlowMode, state: FlowState, counted: CounterSlot, port: Option<(PoolId, u16)>) {
         if let Some((pool, port)) = port {
             self.ports.release(pool, port, self.now);
         }

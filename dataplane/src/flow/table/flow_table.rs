@@ -113,6 +113,16 @@ pub struct FlowTable<A: Address> {
     pub(super) now: Tick,
 }
 
+/// An entry, and where the index has it: the hashes and the slots of both directions.
+#[derive(Clone, Copy)]
+pub(super) struct IndexedEntry {
+    pub(super) index: u32,
+    /// Whether the index has its second direction.
+    pub(super) is_two_way: bool,
+    pub(super) hashes: [u64; 2],
+    pub(super) slots: [IndexSlot; 2],
+}
+
 /// The value stored in the index: the entry, and in the lowest bit the direction.
 const fn position(index: u32, direction: Direction) -> u32 {
     match direction {
@@ -472,7 +482,11 @@ impl<A: Address> FlowTable<A> {
     /// Removes a flow that is in the table with these hashes.
     pub(super) fn take_out_flow(&mut self, index: u32, flow: &Flow<A>, hashes: [u64; 2]) {
         let slots = self.slots_of(index, hashes);
-        self.take_out(index, (flow.mode.is_two_way(), flow.state.yield_class()), pool_of(flow), (hashes, slots));
+        self.take_out(
+            IndexedEntry { index, is_two_way: flow.mode.is_two_way(), hashes, slots },
+            flow.state.yield_class(),
+            pool_of(flow),
+        );
     }
 
     /// The slots of a flow in the index.
@@ -482,15 +496,10 @@ impl<A: Address> FlowTable<A> {
         [to_backend, self.index.slot_of(to_client, position(index, Direction::ToClient))]
     }
 
-    /// Takes a flow of this kind out of the index and the lists, with the pool of its SNAT port if it has one.
+    /// Takes a flow out of the index and out of the list of its class, with the pool of its SNAT port if it has one.
     #[inline(always)]
-    pub(super) fn take_out(
-        &mut self,
-        index: u32,
-        (is_two_way, class): (bool, Option<YieldClass>),
-        pool: Option<PoolId>,
-        ([to_backend, to_client], slots): ([u64; 2], [IndexSlot; 2]),
-    ) {
+    pub(super) fn take_out(&mut self, entry: IndexedEntry, class: Option<YieldClass>, pool: Option<PoolId>) {
+        let IndexedEntry { index, is_two_way, hashes: [to_backend, to_client], slots } = entry;
         self.index.remove_at(slots[0], to_backend, position(index, Direction::ToBackend));
         if is_two_way {
             self.index.remove_at(slots[1], to_client, position(index, Direction::ToClient));

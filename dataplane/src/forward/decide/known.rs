@@ -5,6 +5,7 @@
 use super::exit::{arrives_from, exit_by, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
 use super::local::unknown;
+use super::one_way::OneWayTarget;
 use super::verdict::{NatForward, NoExit, Verdict};
 use super::{one_way, rechoose, reclaim};
 use crate::flow::{
@@ -182,8 +183,8 @@ fn advance_flow<'s, A: Address>(
     }
     if !flow.mode.is_two_way() {
         keep(context.table, index, &flow, was_silent);
-        let to = (flow.backend, flow.frontend);
-        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, to, snapshot).of_flow(index));
+        let to = OneWayTarget { mode: flow.mode, frontend: flow.frontend, backend: flow.backend };
+        return Some(one_way::deliver(packet, &packet.headers.tuple, to, snapshot).of_flow(index));
     }
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
     keep(context.table, index, &flow, was_silent);

@@ -10,7 +10,9 @@ use super::local::{mid_stream, refused_source, without_backend};
 use super::verdict::{NatForward, NoExit, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first};
+use crate::flow::{
+    BackendId, Direction, FlowBackend, FlowMode, Segment, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first,
+};
 use crate::snapshot::{AddressRole, Frontend};
 use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::Address;
@@ -20,7 +22,8 @@ pub(super) fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
     context: &mut DecisionContext<'_, 's, A>,
-    (frontend, number): (&Frontend, FrontendNumber),
+    frontend: &Frontend,
+    number: FrontendNumber,
 ) -> Verdict<'s> {
     let DecisionContext { snapshot, now, .. } = *context;
     let tuple = &packet.headers.tuple;
@@ -31,7 +34,7 @@ pub(super) fn new_flow<'s, A: Address>(
         return Verdict::Drop(DropReason::SourceRange);
     }
     if !frontend.mode().is_two_way() {
-        return one_way::new_flow(packet, segment, context, (frontend, number));
+        return one_way::new_flow(packet, segment, context, frontend, number);
     }
     // The owner of the VIP knows the connection, or opens it when the client repeats its SYN there.
     if frontend.mode() == FlowMode::Nat && snapshot.is_owned_elsewhere(tuple.destination) {
@@ -61,7 +64,7 @@ pub(super) fn new_flow<'s, A: Address>(
         Err(none) => return none.into(),
     };
     let lease = match frontend.mode() {
-        FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), context).ok_or(DropReason::DnatPortInUse),
+        FlowMode::Dnat => dnat::own_port(tuple, target, backend.address.port(), context).ok_or(DropReason::DnatPortInUse),
         _ => {
             let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
             let towards = SnatTarget { slot, address: target, port, protocol };
@@ -77,7 +80,8 @@ pub(super) fn new_flow<'s, A: Address>(
         give_back(context, &lease);
         return Verdict::Drop(reason);
     }
-    let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
+    let to = FlowBackend { id, address: target, port: backend.address.port() };
+    let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), to, &lease, now);
     (flow.frontend, flow.initial_sequence) = (number, segment.sequence);
     flow.tags = tags_of_first(packet.headers.transport, segment);
     if let Err(NoExit::Unresolved(neighbour)) = exit_to_client(snapshot, &mut flow) {

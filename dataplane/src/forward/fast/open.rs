@@ -375,7 +375,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let tuple = || tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP);
         if self.ports.is_shared(pool) {
             let table = A::split(&mut self.tables).0;
-            if !may_lease((table, &self.ports), tuple()?.source, towards.slot, addresses) {
+            if !may_lease(table, &self.ports, tuple()?.source, towards.slot, addresses) {
                 return None;
             }
         }

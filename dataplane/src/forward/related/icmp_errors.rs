@@ -10,7 +10,8 @@
 
 use crate::flow::{BackendId, Direction, FlowMode, FlowTable, IdleLimits, Tick};
 use crate::forward::decide::{
-    FlowFamily, NatForward, NoExit, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
+    FlowFamily, NatForward, NoExit, OneWayTarget, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits,
+    refused_source,
 };
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketOutcome};
@@ -229,14 +230,14 @@ fn follow_one_way_error<'s, A: Address>(
         return None;
     }
     let known = table.search(table.hash(asked), asked).map(|(index, _)| table.get(index));
-    let (mode, to) = match known {
-        Some(flow) => (flow.mode, (flow.backend, flow.frontend)),
+    let to = match known {
+        Some(flow) => OneWayTarget { mode: flow.mode, frontend: flow.frontend, backend: flow.backend },
         None => {
             let (destination, port) = (asked.destination, asked.destination_port);
             let (frontend, number) = snapshot.numbered_frontend(destination, asked.protocol, port)?;
-            (frontend.mode(), (frontend.choose_by_hash(asked)?, number))
+            OneWayTarget { mode: frontend.mode(), frontend: number, backend: frontend.choose_by_hash(asked)? }
         }
     };
     let may_pass = refused_source(packet.headers.tuple.source, snapshot).is_none();
-    (!mode.is_two_way() && may_pass).then(|| deliver(packet, asked, mode, to, snapshot))
+    (!to.mode.is_two_way() && may_pass).then(|| deliver(packet, asked, to, snapshot))
 }
