@@ -68,6 +68,9 @@ impl SeenWords {
     /// The bits below those of the time, which mean nothing in differences.
     pub(crate) const BELOW: u32 = BELOW_SEEN;
 
+    /// The bits of the mode.
+    pub(crate) const MODE: u32 = BELOW_SEEN & !STATE_MASK;
+
     /// From this, [`HotFlow::seen_word`] is subtracted: the time since the last packet.
     #[inline(always)]
     pub(crate) const fn minuend(now: Tick) -> u32 {

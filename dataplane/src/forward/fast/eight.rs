@@ -10,7 +10,7 @@ use super::execute::{ExecutedFamily, Executor, count};
 use super::hits::{Hit, Hits, operations_of};
 use super::opens;
 use super::plan::{Plan, operation};
-use crate::flow::{Candidate, Direction, FlowMode, HotFlow, HotFlows, SeenWords, Tick};
+use crate::flow::{Candidate, Direction, HotFlow, HotFlows, SeenWords, Tick};
 use crate::forward::observer::Observe;
 use crate::forward::rewrite::outers::{self, EightOuters};
 use crate::forward::rewrite::translate::EightOfFlows;
@@ -303,7 +303,7 @@ fn see<K: TupleKey>(flows: &mut [HotFlow<K>], plans: &[Plan; LANES], lanes: u8, 
 /// The flows of eight packets, which have their addresses and ports and one mode, and are not over.
 struct LiveFlows<A: ExecutedFamily> {
     read: A::Read,
-    /// Those of which the last packet was in another tick, as bits.
+    /// The flows of which the last packet was in another tick, as bits.
     not_seen_now: u8,
 }
 
@@ -316,20 +316,16 @@ impl<A: ExecutedFamily> LiveFlows<A> {
         eight: &EightOfFlows<'_, A::Key>,
         starts: &Starts<'_, AT, A::Head>,
     ) -> Option<Self> {
-        /// The bits of the mode.
-        const MODE: u32 = 0xe0;
         let read = A::read(avx2, eight, starts);
         let seen = A::seen(&read);
         let elapsed = avx2.splat(SeenWords::minuend(hits.now)) - seen;
         let are_recent = elapsed.min(avx2.splat(SeenWords::below(hits.shortest))).equals(elapsed);
-        let mode = avx2.splat(eight.flows[0].seen_word() & MODE);
-        let are_live = A::are_of_flows(avx2, &read) & are_recent & (seen & avx2.splat(MODE)).equals(mode);
+        let mode = avx2.splat(eight.flows[0].seen_word() & SeenWords::MODE);
+        let are_live = A::are_of_flows(avx2, &read) & are_recent & (seen & avx2.splat(SeenWords::MODE)).equals(mode);
         let seen_now = (elapsed & avx2.splat(!SeenWords::BELOW)).equals(avx2.splat(0)).bits();
         (are_live.bits() == u8::MAX).then_some(Self { read, not_seen_now: !seen_now })
     }
 }
-
-const _: () = assert!(FlowMode::Gue as u32 <= 7);
 
 /// The [`Shape`]s of eight packets, a word of each in one register.
 struct Shapes {

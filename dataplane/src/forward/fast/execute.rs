@@ -2,7 +2,7 @@
 //!
 //! **Invariant:** a packet that its buffer has no room for stays, unchanged.
 //!
-//! Not here: what is to be done (`plan`), the bytes of each operation (`rewrite`), and eight packets at a time (`fast::eight`).
+//! Not here: what is to be done (`plan`), the bytes of each operation (`rewrite`), and eight packets at a time (`eight`).
 
 use super::plan::{Plan, operation};
 use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};

@@ -35,7 +35,7 @@ use super::observer::Observe;
 use super::sort::Ingress;
 use crate::flow::{BackendId, Candidate, CandidateSearch, Tick};
 use crate::forward::decide::FlowTables;
-use crate::port::{BURST, Burst, Origin, Port, PortIndex};
+use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::plain::head;
 use crate::wire::processor::{AnyProcessor, Avx2, Compare, LANES, SetBits, Vectorised, prefetch_at};
@@ -59,7 +59,7 @@ const SAMPLED: usize = 8;
 
 /// What the fast path of a worker keeps from burst to burst.
 pub(super) struct FastPath {
-    /// Those of the packets of the present burst.
+    /// Of the packets of the present burst.
     plans: Box<[Plan]>,
     /// By port.
     last_bursts: Box<[LastBurst]>,
@@ -143,7 +143,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 if are_own {
                     prefetch_tags(&self.tables, &plans[turns.part(number)]);
                 } else {
-                    self.recognise_part(at, last_burst, turns, number, &mut progress, burst, plans);
+                    prefetch_ahead(last_burst, turns, number, burst);
+                    let range = turns.part(number);
+                    self.recognise_part(arrival, &mut progress, &burst[range.clone()], &mut plans[range]);
                 }
             }
             if let Some(number) = turns.located(turn) {
@@ -185,31 +187,15 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.fast.plans = kept;
     }
 
-    /// Recognises a part, whose frames are prefetched before; those of the next part now.
+    /// Recognises a part, and leaves the packets that must not overtake others.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    fn recognise_part<'s>(
-        &mut self,
-        at: Ingress<'s>,
-        last_burst: LastBurst,
-        turns: Turns,
-        number: usize,
-        progress: &mut Progress<'s>,
-        burst: &[P::Buffer],
-        plans: &mut [Plan],
-    ) {
-        let part = turns.part(number);
-        if number == 0 {
-            prefetch_frames(&burst[part.clone()], last_burst);
-        }
-        prefetch_frames(&burst[turns.part(number + 1)], last_burst);
-        let (part, plans) = (&burst[part.clone()], &mut plans[part]);
+    fn recognise_part(&mut self, arrival: Arrival, progress: &mut Progress<'_>, part: &[P::Buffer], plans: &mut [Plan]) {
         progress.recognition.part(self.fast.avx2, &self.tables, part, plans);
         if progress.recognition.any_unrecognised {
             progress.unrecognised.hold_back(part, plans);
         }
-        if self.has_fragmented(at.arrival) {
-            self.leave_fragmented(plans, at.arrival.now_ns);
+        if self.has_fragmented(arrival) {
+            self.leave_fragmented(plans, arrival.now_ns);
         }
     }
 
@@ -350,6 +336,15 @@ fn leave_alike(plans: &[Plan], port: u8) -> bool {
 fn opens(shape: Shape) -> bool {
     const OTHERS: u8 = Shape::UDP | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN;
     shape.kind & (OTHERS | tcp_flags::SYN) == tcp_flags::SYN
+}
+
+/// Prefetches the frames of the part after the one that is recognised now; of the first part these too.
+#[inline(always)]
+fn prefetch_ahead<B: Buffer>(last_burst: LastBurst, turns: Turns, number: usize, burst: &[B]) {
+    if number == 0 {
+        prefetch_frames(&burst[turns.part(number)], last_burst);
+    }
+    prefetch_frames(&burst[turns.part(number + 1)], last_burst);
 }
 
 /// Prefetches the first cache line of each frame, which a network card or another worker wrote.

@@ -21,6 +21,8 @@ const LOCATE_AWAY: usize = 2;
 /// To the third loop: the flows of those arrive too. With many backends these are fetched in this turn, and the third loop is
 /// one turn later.
 const FORWARD: usize = 3;
+// No stage works on a part before the one that it reads the result of.
+const _: () = assert!(0 < LOCATE && LOCATE < LOCATE_AWAY && LOCATE_AWAY < FORWARD);
 
 /// See the module.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 //!
 //! **Invariant:** the bytes are those of `encapsulate` for each of the packets.
 //!
-//! Not here: which packets go into tunnels (`fast::execute`).
+//! Not here: which packets go into tunnels (`fast::eight`).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

@@ -24,8 +24,8 @@ pub(in crate::forward) struct NewIdentification(pub(in crate::forward) Option<u1
 /// A family whose packets are rewritten where they are.
 pub(in crate::forward) trait Translated: WideFamily {
     /// Gives a packet the addresses and ports of packets in the opposite direction to `replies`, decrements its hop limit, and
-    /// updates all checksums. The IP header has at least [`crate::wire::plain::head::PlainFamily::NETWORK`] bytes, the transport header
-    /// at least twenty, of UDP eight. `change` is [`HotFlow::change_of_sum`].
+    /// updates all checksums. The IP header has at least 20 bytes in IPv4, 40 in IPv6, the transport header at least 20 in TCP,
+    /// 8 in UDP. `change` is [`HotFlow::change_of_sum`].
     fn translate(
         network: &mut [u8],
         transport: &mut [u8],

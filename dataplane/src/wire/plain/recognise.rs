@@ -5,6 +5,8 @@
 //!
 //! Not here: whether a packet has a flow, and packets that are not plain (`parse`).
 
+use std::mem::offset_of;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::head::{Head, PlainFamily, Start, UNTAGGED, v4};
@@ -33,6 +35,12 @@ pub(crate) struct Shape {
     /// What is to be done with it, for whoever decides that; 0 at first.
     pub(crate) operations: u8,
 }
+
+// Eight shapes are made and read as words.
+const _: () = {
+    assert!(size_of::<Shape>() == 8 && offset_of!(Shape, network_offset) == 2 && offset_of!(Shape, kind) == 3);
+    assert!(offset_of!(Shape, more) == 4 && offset_of!(Shape, port) == 6 && offset_of!(Shape, operations) == 7);
+};
 
 impl Shape {
     /// A packet of UDP; no TCP flag of the lower five.
