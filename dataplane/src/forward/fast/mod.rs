@@ -54,9 +54,6 @@ use unrecognised::UnrecognisedAddresses;
 /// before their flows are looked up.
 const OTHERS_PART: usize = 4;
 
-/// One packet in this many of a burst tells what the next one should prefetch.
-const SAMPLED: usize = 8;
-
 /// What the fast path of a worker keeps from burst to burst.
 pub(super) struct FastPath {
     /// Of the packets of the present burst.
@@ -167,11 +164,13 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 self.forward_part(snapshot, &hits, &mut progress, &mut burst[range.clone()], &mut plans[range]);
             }
         }
-        // A few packets tell what the next burst should prefetch.
+        // The first packet of each part tells what the next burst should prefetch.
+        let (mut kinds, mut operations) = (0, 0);
+        for Plan { shape, .. } in (0..turns.parts()).filter_map(|number| plans.get(turns.part(number).start)) {
+            kinds |= shape.kind;
+            operations |= shape.operations;
+        }
         let plans = &plans[..burst.len()];
-        let samples = plans.iter().step_by(SAMPLED);
-        let (kinds, operations) =
-            samples.fold((0, 0), |(kinds, operations), plan| (kinds | plan.shape.kind, operations | plan.shape.operations));
         let handed_over = received - burst.len() + self.send_known(at, are_own, burst, plans);
         // They were counted as packets of known flows.
         let opened = progress.openings.opened();

@@ -42,6 +42,11 @@ impl Turns {
         Self { len, part_len, parts: len.div_ceil(part_len), has_many_backends }
     }
 
+    /// Number of parts.
+    pub(super) fn parts(self) -> usize {
+        self.parts
+    }
+
     /// Number of turns.
     pub(super) fn count(self) -> usize {
         self.parts + FORWARD + usize::from(self.has_many_backends)
