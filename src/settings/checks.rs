@@ -154,7 +154,7 @@ fn pools_are_on_link(reader: &Reader, used: &UsedAddresses<'_>, pools: &[Located
     let prefixes: Vec<&IpNet> = used.prefixes().collect();
     for pool in pools.iter().filter(|pool| pool.announce == Announce::L2) {
         let what = format_args!("found {}, which", pool.range);
-        let problem = unanswered(what, (pool.range.first(), pool.range.last()), prefixes.iter().copied());
+        let problem = unanswered(what, pool.range.first(), pool.range.last(), prefixes.iter().copied());
         if let Some(problem) = problem {
             let known = "the file does not show the VLAN devices of Linux: with such an address on one, all is well";
             reader.warning(&pool.location, format!("{problem} ({known})"));

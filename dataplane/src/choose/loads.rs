@@ -131,7 +131,8 @@ impl Loads {
     pub(crate) fn new(
         measure: Measure,
         backends: &[(BackendId, u16)],
-        (counters, numbers): (&Arc<[Arc<WorkerCounters>]>, &Arc<FrontendNumberSet>),
+        counters: &Arc<[Arc<WorkerCounters>]>,
+        numbers: &Arc<FrontendNumberSet>,
     ) -> Self {
         let taking = (0..).zip(backends).filter(|(_, (_, weight))| *weight > 0);
         let players: Box<[_]> = taking.map(|(position, &(id, weight))| Player { position, weight, slot: id.slot }).collect();
@@ -261,7 +262,7 @@ mod tests {
         }
 
         fn loads(&self, measure: Measure) -> Loads {
-            Loads::new(measure, &self.backends, (&self.counters, &self.numbers))
+            Loads::new(measure, &self.backends, &self.counters, &self.numbers)
         }
 
         fn begin(&self, worker: usize, backend: u16) {

@@ -76,11 +76,12 @@ impl Schedule {
     pub(crate) fn new(
         scheduler: Scheduler,
         backends: &[(BackendId, u16)],
-        (counters, numbers): (&Arc<[Arc<WorkerCounters>]>, &Arc<FrontendNumberSet>),
+        counters: &Arc<[Arc<WorkerCounters>]>,
+        numbers: &Arc<FrontendNumberSet>,
         before: Option<&Self>,
     ) -> Self {
         if let Some(measure) = Measure::of(scheduler) {
-            return Self::Loads(Loads::new(measure, backends, (counters, numbers)));
+            return Self::Loads(Loads::new(measure, backends, counters, numbers));
         }
         if scheduler != Scheduler::RoundRobin {
             return Self::Hash;

@@ -83,7 +83,8 @@ fn port_of(config: &Config, network: &Network, address: IpAddr) -> PortIndex {
 /// a VLAN device contains them all (FORWARDING section 8). `None` if one does. `what` names the addresses.
 pub fn unanswered<'a>(
     what: impl std::fmt::Display,
-    (first, last): (IpAddr, IpAddr),
+    first: IpAddr,
+    last: IpAddr,
     prefixes: impl IntoIterator<Item = &'a IpNet>,
 ) -> Option<String> {
     let is_on_link = prefixes.into_iter().any(|net| net.contains(&first) && net.contains(&last));
@@ -170,7 +171,7 @@ impl AnnouncedAddresses {
                 now.extend(holding(vip));
             }
             let nets = prefixes(config, network).flat_map(|(_, nets)| nets);
-            self.problems.extend(unanswered(format_args!("VIP {vip} of pool {}", pool.name), (vip, vip), nets));
+            self.problems.extend(unanswered(format_args!("VIP {vip} of pool {}", pool.name), vip, vip, nets));
         }
         now.retain(|(link, _)| !network.down.contains(&link.port()));
         let mut since: BTreeMap<_, _> = now.into_iter().map(|key| (key, sequence)).collect();

@@ -57,7 +57,8 @@ impl EarlierMemory {
 /// The tables of the earlier backends of a port, at Unix time `unix_ns` and monotonic time `now_ns`. Backends that the
 /// port no longer lists have no slot: `id` is `None`. Times before the start of the machine wrap, as ticks do.
 pub(super) fn received(
-    (port, port_table): (&ServicePort, PortTable),
+    port: &ServicePort,
+    port_table: PortTable,
     id: impl Fn(SocketAddr) -> Option<BackendId>,
     unix_ns: u64,
     now_ns: u64,

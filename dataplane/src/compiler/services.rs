@@ -140,7 +140,7 @@ impl CompiledService {
     pub(super) fn new(source: &Arc<Service>, number: ServiceNumber, workers: usize) -> Self {
         let name = Arc::new(source.name.clone());
         let drops = Arc::new(ServiceDrops::new(workers));
-        let view = view_of(source, &name, (number, &drops), None, (Vec::new(), Vec::new()));
+        let view = view_of(source, &name, number, &drops, None, Vec::new(), Vec::new());
         let (backends, ports) = (HashMap::default(), Vec::new());
         Self {
             source: source.clone(),
@@ -221,8 +221,8 @@ impl CompiledService {
         listens_before.extend(old.map(|port| (port.protocol, port.listens)));
         let tables_over_ns = self.earlier_tables().map(EarlierTable::over_ns).min();
         self.due_ns = tables_over_ns.into_iter().chain(self.drain_due_ns(context.now_ns)).min();
-        let counted = (self.number, &self.drops);
-        let view = view_of(source, &self.name, counted, self.refusal.clone(), (views, self.frontends.views()));
+        let refusal = self.refusal.clone();
+        let view = view_of(source, &self.name, self.number, &self.drops, refusal, views, self.frontends.views());
         let not_served = view.refusal.as_ref().map(|_| self.not_served(context.node_port_addresses)).unwrap_or_default();
         self.view = Arc::new(ServiceView { not_served, ..view });
         !listens_before.iter().map(|(p, l)| (p, l)).eq(self.ports.iter().map(|port| (&port.protocol, &port.listens)))
@@ -490,7 +490,7 @@ impl CompiledService {
         let before = before.as_ref().map(|old| &old.schedule);
         let schedule = match policy.affinity {
             Some(_) => Schedule::Hash,
-            None => Schedule::new(policy.scheduler, &weighted, (context.counters, self.frontends.in_use()), before),
+            None => Schedule::new(policy.scheduler, &weighted, context.counters, self.frontends.in_use(), before),
         };
         let hash = TupleHash::new(if policy.affinity.is_some() { self.seed(port) } else { port.maglev.seed });
         let (service, number, drops) = (self.name.clone(), self.number, self.drops.clone());
@@ -536,9 +536,7 @@ impl CompiledService {
             let id = |address| self.backends.get(&(port.protocol, address)).copied();
             let unix_ns = unix_at_zero_ns.filter(|_| !self.source.mode.is_two_way()).map(|at_zero| at_zero.wrapping_add(now_ns));
             return EarlierTables::new(
-                unix_ns
-                    .map(|unix_ns| received((port, PortTable::of(&self.source, port)), id, unix_ns, now_ns))
-                    .unwrap_or_default(),
+                unix_ns.map(|unix_ns| received(port, PortTable::of(&self.source, port), id, unix_ns, now_ns)).unwrap_or_default(),
                 grace,
             );
         };
@@ -681,9 +679,11 @@ fn by_no_port(listed: &[Vec<Listed>], routes: &RouteBook) -> Option<Refusal> {
 fn view_of(
     service: &Service,
     name: &Arc<ServiceName>,
-    (number, drops): (ServiceNumber, &Arc<ServiceDrops>),
+    number: ServiceNumber,
+    drops: &Arc<ServiceDrops>,
     refusal: Option<Refusal>,
-    (ports, frontends): (Vec<PortView>, Vec<FrontendView>),
+    ports: Vec<PortView>,
+    frontends: Vec<FrontendView>,
 ) -> ServiceView {
     ServiceView {
         name: name.clone(),

@@ -166,27 +166,39 @@ pub struct Flow<A> {
     pub packets: u8,
 }
 
+/// The backend of a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowBackend<A> {
+    /// Its slot and generation.
+    pub id: BackendId,
+    /// Its address and port; none in one-way modes.
+    pub address: A,
+    /// See `address`.
+    pub port: u16,
+}
+
 impl<A: Address> Flow<A> {
     /// A flow that begins with a packet of the client, towards a backend at this address and port, with this source
     /// address and port.
     #[must_use]
     pub fn new(
         tuple: &Tuple<A>,
-        (state, mode): (FlowState, FlowMode),
-        (backend, backend_address, backend_port): (BackendId, A, u16),
+        state: FlowState,
+        mode: FlowMode,
+        backend: FlowBackend<A>,
         lease: &SnatLease<A>,
         now: Tick,
     ) -> Self {
         Self {
             client: tuple.source,
             vip: tuple.destination,
-            backend_address,
+            backend_address: backend.address,
             snat: lease.address,
             client_port: tuple.source_port,
             vip_port: tuple.destination_port,
-            backend_port,
+            backend_port: backend.port,
             snat_port: lease.port,
-            backend,
+            backend: backend.id,
             frontend: FrontendNumber::NONE,
             last_seen: now,
             since: now,
@@ -297,10 +309,9 @@ pub(crate) fn flow_of<A: Address>(
     tuple: &Tuple<A>,
     transport: Transport,
     mode: FlowMode,
-    (address, port): (A, u16),
-    id: BackendId,
+    backend: FlowBackend<A>,
     lease: &SnatLease<A>,
     now: Tick,
 ) -> Flow<A> {
-    Flow::new(tuple, (FlowState::first(transport, mode), mode), (id, address, port), lease, now)
+    Flow::new(tuple, FlowState::first(transport, mode), mode, backend, lease, now)
 }

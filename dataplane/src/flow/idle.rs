@@ -217,7 +217,7 @@ fn limit(limits: &FlowLimits, state: FlowState) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::entry::BackendId;
+    use crate::flow::entry::FlowBackend;
     use crate::flow::snat::{PoolId, SnatLease};
     use crate::flow::state::FlowMode;
     use crate::wire::Tuple;
@@ -247,7 +247,7 @@ mod tests {
     fn flow(state: FlowState, vip_port: u16, last_seen: Tick) -> Flow<u32> {
         let tuple = Tuple { protocol: state.protocol(), destination_port: vip_port, ..Tuple::default() };
         let lease = SnatLease { address: 0, port: 0, pool: PoolId::NONE };
-        Flow::new(&tuple, (state, FlowMode::Nat), (BackendId::default(), 0, 0), &lease, last_seen)
+        Flow::new(&tuple, state, FlowMode::Nat, FlowBackend::default(), &lease, last_seen)
     }
 
     #[test]

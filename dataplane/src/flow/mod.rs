@@ -18,7 +18,7 @@ mod yield_order;
 pub use crate::wire::processor::{prefetch, prefetch_at, prefetch_to_write};
 pub(crate) use affinity::AffinityTable;
 pub(crate) use entry::{BACKEND_SLOTS, flow_of};
-pub use entry::{BackendId, Flow, FlowView, ROUTE_EPOCHS, UNRESOLVED, VerificationTags};
+pub use entry::{BackendId, Flow, FlowBackend, FlowView, ROUTE_EPOCHS, UNRESOLVED, VerificationTags};
 pub(crate) use idle::refresh_interval;
 pub use idle::{FlowLimits, IdleLimits};
 pub(crate) use index::IndexSlot;
@@ -35,7 +35,7 @@ pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_strea
 pub use storage::{
     ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
 };
-pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows, Meters, SeenWords};
+pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows, SeenWords};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};
-pub(crate) use table::{Fate, PortUse, SweepRules};
+pub(crate) use table::{CandidateSearch, Fate, PortUse, SweepRules};
 pub use tick::{Tick, Ticks};

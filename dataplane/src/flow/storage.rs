@@ -71,12 +71,6 @@ impl SeenWords {
     /// The bits of the mode.
     pub(crate) const MODE: u32 = BELOW_SEEN & !STATE_MASK;
 
-    /// Those bits of a flow's word.
-    #[inline(always)]
-    pub(crate) const fn of_mode(mode: FlowMode) -> u32 {
-        (mode as u32) << STATE_BITS
-    }
-
     /// From this, [`HotFlow::seen_word`] is subtracted: the time since the last packet.
     #[inline(always)]
     pub(crate) const fn minuend(now: Tick) -> u32 {
@@ -147,6 +141,12 @@ impl<K: TupleKey> HotFlow<K> {
     #[inline(always)]
     pub(crate) fn seen_word(&self) -> u32 {
         self.seen
+    }
+
+    /// The number of the mode.
+    #[inline(always)]
+    pub(crate) fn mode_number(&self) -> usize {
+        usize::from(self.mode_and_state() >> STATE_BITS)
     }
 
     /// See [`BackendId::packed_with`].

@@ -42,9 +42,9 @@ pub fn advance<A: Address>(flow: &mut Flow<A>, transport: Transport, direction: 
         Transport::Sctp { chunk } => association::next(flow, chunk, direction, segment),
         _ => next_state(flow.state, transport, direction),
     };
-    let Some(next) = checked(flow, next, (transport, direction), segment, now) else { return false };
+    let Some(next) = checked(flow, next, transport, direction, segment, now) else { return false };
     let class = flow.state.yield_class();
-    keep_numbers(flow, next, (transport, direction), segment);
+    keep_numbers(flow, next, transport, direction, segment);
     flow.state = next;
     next.yield_class() != class
 }
@@ -64,7 +64,8 @@ const fn tells_nothing(transport: Transport) -> bool {
 fn checked<A: Address>(
     flow: &mut Flow<A>,
     next: FlowState,
-    (transport, direction): (Transport, Direction),
+    transport: Transport,
+    direction: Direction,
     segment: Segment,
     now: Tick,
 ) -> Option<FlowState> {
@@ -95,12 +96,7 @@ fn checked<A: Address>(
 }
 
 /// Keeps the numbers by which later packets are checked.
-fn keep_numbers<A: Address>(
-    flow: &mut Flow<A>,
-    next: FlowState,
-    (transport, direction): (Transport, Direction),
-    segment: Segment,
-) {
+fn keep_numbers<A: Address>(flow: &mut Flow<A>, next: FlowState, transport: Transport, direction: Direction, segment: Segment) {
     match next {
         FlowState::TcpAnswered if is_syn_ack(transport, direction) => {
             flow.acknowledgement = segment.sequence.wrapping_add(1);
@@ -137,7 +133,7 @@ fn one_more<A: Address>(flow: &mut Flow<A>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::entry::BackendId;
+    use crate::flow::entry::FlowBackend;
     use crate::flow::snat::{PoolId, SnatLease};
     use crate::flow::state::FlowMode;
     use crate::wire::Tuple;
@@ -148,7 +144,7 @@ mod tests {
         let protocol = if transport == Transport::Udp { 17 } else { 6 };
         let tuple = Tuple { protocol, ..Tuple::default() };
         let lease = SnatLease { address: 0, port: 0, pool: PoolId::NONE };
-        Flow::new(&tuple, (FlowState::first(transport, mode), mode), (BackendId::default(), 0, 0), &lease, now)
+        Flow::new(&tuple, FlowState::first(transport, mode), mode, FlowBackend::default(), &lease, now)
     }
 
     fn tcp(flags: u8) -> Transport {

@@ -26,11 +26,11 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn arp(&mut self, at: Ingress<'_>, mut buffer: P::Buffer) {
         let asked = neighbours::arp_question(buffer.bytes());
         if let Some((vip, mac)) = neighbours::arp_claim(buffer.bytes()) {
-            self.note_claim(at, (vip, mac), false);
+            self.note_claim(at, vip, mac, false);
         } else if let Some((vip, mac)) = neighbours::arp_probe(buffer.bytes()).filter(|_| self.neighbours.ownership.is_elected())
         {
             // Of the gateway that has given the address up, which it may have announced.
-            self.note_claim(at, (vip, mac), true);
+            self.note_claim(at, vip, mac, true);
         }
         let Some(permission) = asked.and_then(|target| self.may_answer_for(at, target)) else {
             return self.give_to_linux(at, buffer);
@@ -79,7 +79,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// What tells Linux that a neighbour asks from another Ethernet address than the known one. Linux ignores solicitations
     /// for addresses that it does not have, so that it gets one for an address of its own.
     #[cold]
-    fn solicitation_by(&mut self, snapshot: &Snapshot, link: Link, (sender, mac): (u128, Mac)) -> Option<P::Buffer> {
+    fn solicitation_by(&mut self, snapshot: &Snapshot, link: Link, sender: u128, mac: Mac) -> Option<P::Buffer> {
         let own = snapshot.own_addresses(link).find(|own| own.is_ipv6() && snapshot.routes().is_on_link(link, *own));
         match own.and_then(u128::from_ip) {
             Some(own) => {
@@ -102,7 +102,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 
     /// Notes that another station announces, or asks for, a VIP for which this gateway answers, or a SNAT address of a VIP
     /// group.
-    fn note_claim<A: Address>(&self, at: Ingress<'_>, (vip, other): (A, Mac), is_question: bool) {
+    fn note_claim<A: Address>(&self, at: Ingress<'_>, vip: A, other: Mac, is_question: bool) {
         let is_ours = at.snapshot.ports().iter().any(|port| port.mac == other);
         let (is_movable, group) = match at.snapshot.role(vip) {
             AddressRole::Vip => (true, self.neighbours.ownership.group_of_vip(vip.ip())),
@@ -121,7 +121,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// The same for a neighbour advertisement.
     pub(super) fn note_advertisement<A: Address>(&self, at: Ingress<'_>, buffer: &P::Buffer, headers: &Headers<A>) {
         if let Some((vip, mac)) = neighbours::neighbour_claim(buffer.bytes(), headers) {
-            self.note_claim(at, (vip, mac), false);
+            self.note_claim(at, vip, mac, false);
         }
     }
 
@@ -140,7 +140,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         }
         let moved = neighbours::neighbour_asker(buffer.bytes(), headers)
             .filter(|&(who, mac)| has_moved(at.snapshot, at.arrival.link, who, mac));
-        let told = moved.and_then(|asker| self.solicitation_by(at.snapshot, at.arrival.link, asker));
+        let told = moved.and_then(|(sender, mac)| self.solicitation_by(at.snapshot, at.arrival.link, sender, mac));
         if neighbours::neighbour_advertisement(&mut buffer, headers, at.snapshot.port(at.arrival.link.port()).mac) {
             self.answered(at.arrival, permission, buffer);
         } else {
@@ -176,7 +176,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn answered(&mut self, arrival: Arrival, permission: Permission, buffer: P::Buffer) {
         self.observer.observe(&buffer, PacketOutcome::Reply(arrival.link.port()), || None);
         self.tally.replies += 1;
-        permission.send(&mut self.egress, (arrival.link.port(), arrival.tags), buffer, &mut self.tally);
+        permission.send(&mut self.egress, arrival.link.port(), arrival.tags, buffer, &mut self.tally);
     }
 
     /// Drops a packet without flow and, within the rate limit, sends a RST or ABORT back. The RST counts as originated:

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use proto::Family;
 
-use super::fast::{LastBurst, OpeningBackends, Record};
+use super::fast::FastPath;
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
 use super::sort::{Ingress, Lookup};
@@ -26,7 +26,6 @@ use crate::neighbours::{UnresolvedNeighbour, WorkerNeighbours};
 use crate::port::{Arrival, Burst, Port, TwinRate};
 use crate::snapshot::{Exit, Snapshot};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
-use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Headers, Tags, Transport};
 use crate::workers::Egress;
 
@@ -56,14 +55,7 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) identifications: Identifications,
     pub(super) limiter: AnswerLimiter,
     pub(super) twin_rate: TwinRate,
-    /// What the fast path knows of the packets of the present burst, kept to be used again.
-    pub(super) records: Vec<Record>,
-    /// What the fast path remembers of the last burst of each port.
-    pub(super) last_bursts: Box<[LastBurst]>,
-    /// Whether the fast path may work on eight packets at a time.
-    pub(super) avx2: Option<Avx2>,
-    /// What new flows need of the backends that they were sent to.
-    pub(super) opening_backends: OpeningBackends,
+    pub(super) fast: FastPath,
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,

@@ -12,7 +12,7 @@ use super::engine::Engine;
 use super::observer::{Observe, PacketOutcome};
 use super::sort::Ingress;
 use crate::flow::Candidate;
-use crate::forward::decide::{FlowFamily, Packet, Verdict, follow_probe};
+use crate::forward::decide::{FlowFamily, NoExit, Packet, follow_probe};
 use crate::neighbours;
 use crate::port::{Arrival, Link, Port, PortIndex};
 use crate::snapshot::{AddressRole, Snapshot};
@@ -112,7 +112,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             AddressRole::Vip => self.probe(snapshot, buffer, headers),
             AddressRole::PoolUnused => self.drop(buffer, DropReason::VipLoop),
             AddressRole::Snat | AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => {
-                permission.send(&mut self.egress, (twin.port, twin.tags), buffer, &mut self.tally);
+                permission.send(&mut self.egress, twin.port, twin.tags, buffer, &mut self.tally);
             }
         }
     }
@@ -124,12 +124,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: PortIndex(0).into() };
         match follow_probe(&packet, snapshot) {
             Some(Ok(direct)) => self.forward_direct(snapshot, buffer, headers, &direct),
-            Some(Err(Verdict::Wait(neighbour))) => {
+            Some(Err(NoExit::Unresolved(neighbour))) => {
                 self.neighbours.ask(neighbour);
                 self.drop(buffer, DropReason::NeighbourUnresolved);
             }
-            Some(Err(Verdict::Drop(reason))) => self.drop(buffer, reason),
-            Some(Err(_)) | None => self.drop(buffer, DropReason::VipLoop),
+            Some(Err(NoExit::Dropped(reason))) => self.drop(buffer, reason),
+            Some(Err(NoExit::Refused(_))) | None => self.drop(buffer, DropReason::VipLoop),
         }
     }
 }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 
 use super::engine::Engine;
-use super::fast;
+use super::fast::FastPath;
 use super::flow_transfer::{Owned, Replicating, SavedFlows, is_sent_by};
 use super::observer::{Observe, PacketSource};
 use super::sort::Ingress;
@@ -36,7 +36,6 @@ use crate::neighbours::{Announcements, NeighbourRequest, QueuedPacket, VipOwners
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex, TwinQueues, TwinRate};
 use crate::snapshot::{RouteTo, Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
-use crate::wire::processor::Avx2;
 use crate::wire::{Address, Buffer, Tags, TupleKey, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers};
 use observed::ObservedFrom;
@@ -111,7 +110,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let share = parts.peers.as_ref().map_or_else(PortShare::whole, Peers::snat_share);
         let blocks = parts.peers.as_ref().map(Peers::identifications).unwrap_or_default();
         let ports: Vec<_> = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
-        let last_bursts = vec![fast::LastBurst::default(); ports.len()].into();
+        let fast = FastPath::new(ports.len());
         let engine = Engine {
             worker: parts.subscriber.worker(),
             egress: Egress::new(ports, parts.peers),
@@ -124,12 +123,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             limits: IdleLimits::new(limits),
             neighbours: WorkerNeighbours::new(parts.neighbour_requests),
             datagrams: Datagrams::new(parts.seed),
-            identifications: Identifications::new(parts.seed, (worker, workers), blocks),
+            identifications: Identifications::new(parts.seed, worker, workers, blocks),
             limiter: AnswerLimiter::new(parts.seed),
-            records: fast::records(),
-            last_bursts,
-            avx2: Avx2::detect(),
-            opening_backends: fast::OpeningBackends::new(),
+            fast,
             tally: Tally::default(),
             counters: parts.counters,
             observer: parts.observer,
@@ -226,7 +222,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// Lets the fast path work on one packet at a time, as on processors without AVX2.
     #[cfg(feature = "testing")]
     pub fn forgo_vectors(&mut self) {
-        self.engine.avx2 = None;
+        self.engine.fast.forgo_avx2();
     }
 
     /// Lets its pools of SNAT ports have as few ports as if there were so many workers. To be called before the first
@@ -489,7 +485,7 @@ impl<A: Address> SweepRules<A> for IdleRules<'_> {
         self.snapshot.backend(backend).map_or(FlowEnd::Drained, |_| FlowEnd::Idle)
     }
 
-    fn ended(&mut self, (mode, state): (FlowMode, FlowState), counted: CounterSlot, port: Option<(PoolId, u16)>) {
+    fn ended(&mut self, mode: FlowMode, state: FlowState, counted: CounterSlot, port: Option<(PoolId, u16)>) {
         if let Some((pool, port)) = port {
             self.ports.release(pool, port, self.now);
         }

@@ -72,7 +72,7 @@ pub(crate) struct Identifications {
 
 impl Identifications {
     /// For one of so many workers, which share `shared`; `seed` is secret and the same on all.
-    pub(crate) fn new(seed: u64, (worker, workers): (u16, u16), shared: IdentificationBlocks) -> Self {
+    pub(crate) fn new(seed: u64, worker: u16, workers: u16, shared: IdentificationBlocks) -> Self {
         let workers = u64::from(workers.max(1));
         let mut new = Self {
             hash: TupleHash::new(!seed),
@@ -158,7 +158,7 @@ mod tests {
 
     fn workers(count: u16) -> Vec<Identifications> {
         let shared = IdentificationBlocks::default();
-        (0..count).map(|worker| Identifications::new(7, (worker, count), shared.clone())).collect()
+        (0..count).map(|worker| Identifications::new(7, worker, count, shared.clone())).collect()
     }
 
     #[test]

@@ -18,11 +18,11 @@ pub fn echo_reply<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, ma
         Family::V6 => (icmpv6::ECHO_REQUEST, icmpv6::ECHO_REPLY),
     };
     let is_request = matches!(headers.transport, Transport::Icmp { kind, code: 0 } if kind == request);
-    is_request && turn(buffer.bytes_mut(), headers, (request, reply), mac).is_some()
+    is_request && turn(buffer.bytes_mut(), headers, request, reply, mac).is_some()
 }
 
 /// Takes all views before it writes the first byte.
-fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, (request, reply): (u8, u8), mac: Mac) -> Option<()> {
+fn turn<A: Address>(frame: &mut [u8], headers: &Headers<A>, request: u8, reply: u8, mac: Mac) -> Option<()> {
     let end = usize::from(headers.network_offset) + usize::from(headers.packet_len);
     let (head, message) = frame.get_mut(..end)?.split_at_mut_checked(usize::from(headers.transport_offset))?;
     let (icmp, data) = take_mut::<Icmp>(message)?;

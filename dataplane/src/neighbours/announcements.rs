@@ -142,7 +142,7 @@ impl Announcements {
             let Some(mut buffer) = egress.allocate(link.port()) else { break };
             if announcement(&mut buffer, address, snapshot.port(link.port()).mac) {
                 tally.originated += 1;
-                permission.send(egress, (link.port(), link.tags()), buffer, tally);
+                permission.send(egress, link.port(), link.tags(), buffer, tally);
             }
             self.done[round] = Some(position);
             self.pace(now_ns);

@@ -153,7 +153,7 @@ pub fn neighbour_asker(frame: &[u8], headers: &Headers<u128>) -> Option<(u128, M
 #[must_use]
 pub fn solicitation(buffer: &mut impl Buffer, asker: (u128, Mac), target: (u128, Mac)) -> bool {
     buffer.resize(written_transport_offset::<u128>() + usize::from(SOLICITATION_BYTES) + size_of::<LinkLayerOption>())
-        && write_solicitation(buffer.bytes_mut(), (asker.0, Some(asker.1)), target.0, target.0).is_some()
+        && write_solicitation(buffer.bytes_mut(), asker.0, Some(asker.1), target.0, target.0).is_some()
         && write_ethernet(buffer, target.1, asker.1, ether_type::IPV6).is_some()
 }
 
@@ -183,7 +183,7 @@ pub fn probe(buffer: &mut impl Buffer, address: IpAddr, mac: Mac) -> bool {
             let target = u128::from(address);
             let [.., a, b, c] = address.octets();
             buffer.resize(written_transport_offset::<u128>() + usize::from(SOLICITATION_BYTES))
-                && write_solicitation(buffer.bytes_mut(), (0, None), SOLICITED_NODES | target & 0xff_ffff, target).is_some()
+                && write_solicitation(buffer.bytes_mut(), 0, None, SOLICITED_NODES | target & 0xff_ffff, target).is_some()
                 && write_ethernet(buffer, Mac([0x33, 0x33, 0xff, a, b, c]), mac, ether_type::IPV6).is_some()
         }
     }
@@ -217,7 +217,7 @@ fn write_arp(frame: &mut [u8], sender: u32, target: u32, mac: Mac) -> Option<()>
     Some(())
 }
 
-fn write_solicitation(frame: &mut [u8], (source, mac): (u128, Option<Mac>), destination: u128, target: u128) -> Option<()> {
+fn write_solicitation(frame: &mut [u8], source: u128, mac: Option<Mac>, destination: u128, target: u128) -> Option<()> {
     let message = frame.get_mut(written_transport_offset::<u128>()..)?;
     *take_mut::<NeighbourMessage>(message)?.0 = NeighbourMessage {
         kind: icmpv6::NEIGHBOUR_SOLICITATION,

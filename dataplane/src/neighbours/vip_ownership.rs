@@ -76,13 +76,7 @@ pub(crate) enum Permission {
 
 impl Permission {
     /// Sends a packet by a port, unless it is too late then.
-    pub(crate) fn send<P: Port>(
-        self,
-        egress: &mut Egress<P>,
-        (port, tags): (PortIndex, Tags),
-        buffer: P::Buffer,
-        tally: &mut Tally,
-    ) {
+    pub(crate) fn send<P: Port>(self, egress: &mut Egress<P>, port: PortIndex, tags: Tags, buffer: P::Buffer, tally: &mut Tally) {
         match self {
             Self::Always => egress.send_tagged(port, tags, buffer, tally),
             Self::Until(until_ns) => egress.send_tagged_until(until_ns, port, tags, buffer, tally),

@@ -134,12 +134,6 @@ impl BackendTable {
         self.exits.are_many()
     }
 
-    /// Whether any steady backend is behind a group of next hops.
-    #[inline]
-    pub(crate) fn any_behind_groups(&self) -> bool {
-        self.exits.any_behind_groups()
-    }
-
     /// Makes exits again: of the backends that changed, or of all if these are other routes than before.
     pub(crate) fn follow(&mut self, routes: &Arc<Routes>) {
         let changed = std::mem::take(&mut self.changed);

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::address::{Address, low_half};
 use super::buffer::{take, take_mut};
-use super::ethernet::{Ethernet, ether_type};
+use super::link::{Ethernet, ether_type};
 use crate::stats::DropReason;
 use crate::wire::checksum;
 

@@ -9,22 +9,20 @@
 mod address;
 mod buffer;
 pub mod checksum;
-mod ethernet;
 mod hash;
 mod headers;
 mod icmp;
 mod ip;
+mod link;
 mod parse;
+pub(crate) mod plain;
 pub(crate) mod processor;
 mod transport;
-mod vlan;
 
 pub(crate) use address::is_group_address;
 pub use address::{Address, ByFamily, Tuple, TupleKey, WireKey};
 pub use buffer::{Buffer, take, take_mut};
 pub use checksum::crc32c;
-pub(crate) use ethernet::turn_link;
-pub use ethernet::{Arp, Ethernet, Mac, ether_type};
 pub use hash::{KEY_BYTES, RETA_ENTRIES, RssKey, Toeplitz, TupleHash};
 pub(crate) use hash::{TableHash, rss_keys, split_mix};
 pub(crate) use headers::{FrontendKey, transport_bytes};
@@ -35,8 +33,9 @@ pub(crate) use ip::{
     written_transport_offset,
 };
 pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, RoutingHeader, next_header, protocol};
+pub use link::{Arp, Ethernet, Mac, TagKind, Vlan, VlanTag, ether_type};
+pub(crate) use link::{TAG_BYTES, Tags, behind, turn_link};
 pub use parse::parse;
 pub(crate) use parse::{Carried, carried, ipv4, ipv6, is_link_local, is_martian, never_sources, sctp_first_chunk_kind};
+pub(crate) use plain::{ExpectedLink, Plain, Recognised, Shape, WideFamily, recognise, recognise_eight};
 pub use transport::{Chunk, Sctp, Tcp, Udp};
-pub(crate) use vlan::{TAG_BYTES, Tags, behind};
-pub use vlan::{TagKind, Vlan, VlanTag};

@@ -13,13 +13,12 @@ use proto::Family;
 use super::address::{Address, Tuple, is_group_address};
 use super::buffer::take;
 use super::checksum::header_holds;
-use super::ethernet::{Arp, Ethernet, ether_type};
 use super::headers::{Headers, Parsed, Transport, sctp_chunk};
 use super::icmp::{Icmp, icmpv6};
 use super::ip::{Chain, ChainEnd, longer_than_frame, walk};
 use super::ip::{Ipv4, Ipv6, protocol};
+use super::link::{Arp, Ethernet, VlanTag, behind, ether_type};
 use super::transport::{Chunk, Sctp, Tcp, Udp};
-use super::vlan::{VlanTag, behind};
 use crate::stats::DropReason;
 
 /// Offset of the IP header in an untagged frame.

@@ -49,7 +49,7 @@ impl<P: Port> EgressPort<P> {
         let Self { device, sender, out, .. } = self;
         match sender {
             None => transmit(device, out, tally),
-            Some(sender) => hand_over(device, peers, *sender, out, tally),
+            &mut Some((port, sender)) => hand_over(device, peers, port, sender, out, tally),
         }
     }
 
@@ -58,7 +58,7 @@ impl<P: Port> EgressPort<P> {
     fn transmit_at_once(&mut self, peers: &mut Option<Peers<P::Buffer>>, burst: &mut Burst<P::Buffer>, tally: &mut Tally) {
         match self.sender {
             None => transmit(&mut self.device, burst, tally),
-            Some(sender) => hand_over(&mut self.device, peers, sender, burst, tally),
+            Some((port, sender)) => hand_over(&mut self.device, peers, port, sender, burst, tally),
         }
     }
 
@@ -117,7 +117,8 @@ fn transmit<P: Port>(device: &mut P, burst: &mut Burst<P::Buffer>, tally: &mut T
 fn hand_over<P: Port>(
     device: &mut P,
     peers: &mut Option<Peers<P::Buffer>>,
-    (port, sender): (PortIndex, WorkerId),
+    port: PortIndex,
+    sender: WorkerId,
     burst: &mut Burst<P::Buffer>,
     tally: &mut Tally,
 ) {
@@ -126,7 +127,7 @@ fn hand_over<P: Port>(
         return device.release(burst);
     };
     for buffer in burst.drain(..) {
-        collect(device, outbox, (HandoverTask::Send, port, buffer), tally);
+        collect(device, outbox, HandoverTask::Send, port, buffer, tally);
     }
     push(device, outbox, tally);
 }
@@ -136,7 +137,9 @@ fn hand_over<P: Port>(
 fn collect<P: Port>(
     device: &mut P,
     outbox: &mut Outbox<P::Buffer>,
-    (task, port, buffer): (HandoverTask, PortIndex, P::Buffer),
+    task: HandoverTask,
+    port: PortIndex,
+    buffer: P::Buffer,
     tally: &mut Tally,
 ) {
     if let Err(buffer) = outbox.put(task, port, buffer) {
@@ -283,7 +286,7 @@ impl<P: Port> Egress<P> {
         }
         let outbox = self.peers.as_mut().and_then(|peers| peers.outbox(owner));
         match (outbox, self.ports.first_mut()) {
-            (Some(outbox), Some(port)) => collect(&mut port.device, outbox, (task, arrival.link.port(), buffer), tally),
+            (Some(outbox), Some(port)) => collect(&mut port.device, outbox, task, arrival.link.port(), buffer, tally),
             _ => {
                 tally.drop(DropReason::HandoverFull);
                 self.discard(buffer);

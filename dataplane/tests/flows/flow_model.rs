@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dataplane::flow::PoolId;
 use dataplane::flow::{
-    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, SnatLease, YieldClass,
+    BackendId, Direction, Flow, FlowBackend, FlowEnd, FlowIndex, FlowMode, FlowState, IdleLimits, Segment, SnatLease, YieldClass,
 };
 use dataplane::flow::{Tick, Ticks};
 use dataplane::{FlowLimits, FlowTable, Transport, Tuple, tcp_flags};
@@ -72,8 +72,8 @@ fn flow(n: u32, now: Tick) -> Flow<u32> {
     let (protocol, state) = if n < UDP_FROM { (6, FlowState::TcpOpening) } else { (17, FlowState::UdpUnreplied) };
     let tuple = Tuple { source: 0x0a00_0000 + n, destination: 0xc000_0264, source_port: 4000, destination_port: 80, protocol };
     let lease = SnatLease { address: 0xac10_0002, port: 1024 + u16::try_from(n).unwrap(), pool: PoolId(n % 3) };
-    let backend = (BackendId { slot: n, generation: 1 }, 0xac10_0001, 8080);
-    Flow::new(&tuple, (state, FlowMode::Nat), backend, &lease, now)
+    let backend = FlowBackend { id: BackendId { slot: n, generation: 1 }, address: 0xac10_0001, port: 8080 };
+    Flow::new(&tuple, state, FlowMode::Nat, backend, &lease, now)
 }
 
 impl Class {

@@ -21,7 +21,7 @@ use crate::flow::storage::{
 use crate::flow::tick::{Tick, Ticks};
 use crate::flow::transitions::Segment;
 use crate::flow::yield_order::{FLOWS_MAX, Order};
-use crate::wire::processor::{AnyProcessor, Avx2, Compare, Lanes};
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, LANES, Lanes};
 use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
 
 /// Largest number of flows that a worker looks at when a group was lost, all in one poll.
@@ -47,10 +47,19 @@ impl Candidate {
         let (index, direction) = entry_of(self.0);
         (index as usize, direction)
     }
+
+    /// All ones for packets to the client.
+    #[inline(always)]
+    pub(crate) fn are_to_client(avx2: Avx2, [a, b, c, d, e, f, g, h]: [Self; LANES]) -> Lanes {
+        let bit = avx2.splat(Direction::ToClient as u32);
+        (avx2.lanes([a.0, b.0, c.0, d.0, e.0, f.0, g.0, h.0]) & bit).equals(bit)
+    }
 }
 
-/// The second pass over many packets. No closure: the compiler may keep one as a function, which is compiled for any
-/// processor.
+const _: () = assert!(Direction::ToBackend as u32 == 0 && Direction::ToClient as u32 == 1);
+
+/// The second pass over many packets.
+#[derive(Clone, Copy)]
 pub(crate) struct CandidateSearch<'t, A: Address, C> {
     table: &'t FlowTable<A>,
     homes: Homes<'t>,
@@ -61,7 +70,7 @@ pub(crate) struct CandidateSearch<'t, A: Address, C> {
 impl<A: Address, C: Compare> CandidateSearch<'_, A, C> {
     /// As [`FlowTable::candidate`]. `None` stands for [`Candidate::AWAY`]: a loop needs no comparison to count it.
     #[inline(always)]
-    pub(crate) fn of(&self, hash: u64) -> Option<Candidate> {
+    pub(crate) fn of_hash(&self, hash: u64) -> Option<Candidate> {
         match self.homes.candidate(hash, self.compare) {
             Guess::At(place) => Some(self.table.prefetch_entry(place, self.with_routes)),
             Guess::Away => {
@@ -102,6 +111,16 @@ pub struct FlowTable<A: Address> {
     pub(super) len: u32,
     /// The present, to complete times of 24 bits.
     pub(super) now: Tick,
+}
+
+/// An entry, and where the index has it: the hashes and the slots of both directions.
+#[derive(Clone, Copy)]
+pub(super) struct IndexedEntry {
+    pub(super) index: u32,
+    /// Whether the index has its second direction.
+    pub(super) is_two_way: bool,
+    pub(super) hashes: [u64; 2],
+    pub(super) slots: [IndexSlot; 2],
 }
 
 /// The value stored in the index: the entry, and in the lowest bit the direction.
@@ -264,10 +283,10 @@ impl<A: Address> FlowTable<A> {
         self.hash.hash_key(key, protocol)
     }
 
-    /// The lower and the upper halves of the hashes of eight packets.
+    /// The function of [`FlowTable::hash`].
     #[inline(always)]
-    pub(crate) fn hash_eight<const WORDS: usize>(&self, avx2: Avx2, key: [Lanes; WORDS], protocol: Lanes) -> [Lanes; 2] {
-        self.hash.hash_eight(avx2, key, protocol)
+    pub(crate) fn tuple_hash(&self) -> &TupleHash {
+        &self.hash
     }
 
     /// Prefetches the lines of tags of eight packets, by the upper halves of their hashes.
@@ -286,7 +305,7 @@ impl<A: Address> FlowTable<A> {
     /// [`Candidate::AWAY`] it prefetches another line of tags, see [`FlowTable::candidate_away`].
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Candidate {
-        self.candidates(AnyProcessor, true).of(hash).unwrap_or(Candidate::AWAY)
+        self.candidates(AnyProcessor, true).of_hash(hash).unwrap_or(Candidate::AWAY)
     }
 
     /// The same for many packets, by these instructions; perhaps without the routes to clients of replies.
@@ -357,13 +376,6 @@ impl<A: Address> FlowTable<A> {
     /// The owner of a VIP group: this gateway, where flows are not replicated.
     pub(crate) fn holder(&self, group: u8) -> GroupHolder {
         self.storage.replicator.as_ref().map_or(GroupHolder::Settled, |replicator| replicator.groups().holder(group))
-    }
-
-    /// Whether the candidate stands for a flow whose addresses and ports, in its direction, are those of a packet.
-    #[inline(always)]
-    pub(crate) fn is_at(&self, candidate: Candidate, key: &A::Key) -> bool {
-        let (index, direction) = entry_of(candidate.0);
-        self.storage.hot(index).is_some_and(|flow| flow.key(direction) == key)
     }
 
     /// Whether the entry and direction of a place are those of a key.
@@ -470,7 +482,11 @@ impl<A: Address> FlowTable<A> {
     /// Removes a flow that is in the table with these hashes.
     pub(super) fn take_out_flow(&mut self, index: u32, flow: &Flow<A>, hashes: [u64; 2]) {
         let slots = self.slots_of(index, hashes);
-        self.take_out(index, (flow.mode.is_two_way(), flow.state.yield_class()), pool_of(flow), (hashes, slots));
+        self.take_out(
+            IndexedEntry { index, is_two_way: flow.mode.is_two_way(), hashes, slots },
+            flow.state.yield_class(),
+            pool_of(flow),
+        );
     }
 
     /// The slots of a flow in the index.
@@ -480,15 +496,10 @@ impl<A: Address> FlowTable<A> {
         [to_backend, self.index.slot_of(to_client, position(index, Direction::ToClient))]
     }
 
-    /// Takes a flow of this kind out of the index and the lists, with the pool of its SNAT port if it has one.
+    /// Takes a flow out of the index and out of the list of its class, with the pool of its SNAT port if it has one.
     #[inline(always)]
-    pub(super) fn take_out(
-        &mut self,
-        index: u32,
-        (is_two_way, class): (bool, Option<YieldClass>),
-        pool: Option<PoolId>,
-        ([to_backend, to_client], slots): ([u64; 2], [IndexSlot; 2]),
-    ) {
+    pub(super) fn take_out(&mut self, entry: IndexedEntry, class: Option<YieldClass>, pool: Option<PoolId>) {
+        let IndexedEntry { index, is_two_way, hashes: [to_backend, to_client], slots } = entry;
         self.index.remove_at(slots[0], to_backend, position(index, Direction::ToBackend));
         if is_two_way {
             self.index.remove_at(slots[1], to_client, position(index, Direction::ToClient));

@@ -5,6 +5,6 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use flow_table::PortUse;
 pub use flow_table::{Candidate, FlowIndex, FlowTable, Full};
+pub(crate) use flow_table::{CandidateSearch, PortUse};
 pub(crate) use sweep::{Fate, SweepRules};

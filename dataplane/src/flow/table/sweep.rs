@@ -6,7 +6,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::flow_table::{FlowIndex, FlowTable};
+use super::flow_table::{FlowIndex, FlowTable, IndexedEntry};
 use crate::flow::entry::{BackendId, Flow};
 use crate::flow::index::IndexSlot;
 use crate::flow::snat::PoolId;
@@ -38,9 +38,9 @@ impl<A: Address> FlowTable<A> {
         let (mut next, mut parts) = (start, [ArrayVec::new(), ArrayVec::new()]);
         let [part, after] = &mut parts;
         let (mut part, mut after) = (part, after);
-        self.part_of_sweep((&mut next, end), by, part);
+        self.part_of_sweep(&mut next, end, by, part);
         while !part.is_empty() {
-            self.part_of_sweep((&mut next, end), by, after);
+            self.part_of_sweep(&mut next, end, by, after);
             part.iter_mut().for_each(|due| self.look_up(due));
             for due in &*part {
                 if !due.is_over || !self.end_handshake(due, by) {
@@ -61,7 +61,7 @@ impl<A: Address> FlowTable<A> {
     /// The next flows, up to `end`, that end or whose whole entry must be read. Their lines of the index are
     /// prefetched.
     #[inline(always)]
-    fn part_of_sweep(&self, (next, end): (&mut u32, u32), by: &impl SweepRules<A>, part: &mut ArrayVec<Due, SWEEP_PART>) {
+    fn part_of_sweep(&self, next: &mut u32, end: u32, by: &impl SweepRules<A>, part: &mut ArrayVec<Due, SWEEP_PART>) {
         part.clear();
         while *next < end && !part.is_full() {
             let index = *next;
@@ -101,9 +101,9 @@ impl<A: Address> FlowTable<A> {
         }
         let port = flow.key(Direction::ToClient).tuple(protocol::TCP).destination_port;
         self.storage.record_end(index, FlowEnd::Idle, self.now);
-        let kind = (true, Some(YieldClass::Unconfirmed));
-        self.take_out(index, kind, has_port.then_some(pool), (due.hashes, due.slots));
-        by.ended((mode, state), counted, has_port.then_some((pool, port)));
+        let entry = IndexedEntry { index, is_two_way: true, hashes: due.hashes, slots: due.slots };
+        self.take_out(entry, Some(YieldClass::Unconfirmed), has_port.then_some(pool));
+        by.ended(mode, state, counted, has_port.then_some((pool, port)));
         true
     }
 
@@ -119,7 +119,7 @@ impl<A: Address> FlowTable<A> {
             }
             self.take_out_flow(index, &flow, hashes);
             let port = flow.snat_lease().map(|lease| (lease.pool, lease.port));
-            by.ended((flow.mode, flow.state), flow.counter_slot(), port);
+            by.ended(flow.mode, flow.state, flow.counter_slot(), port);
         } else {
             self.storage.record_part(index, &flow, self.now);
             if let Some(replicator) = &mut self.storage.replicator {
@@ -162,7 +162,7 @@ pub(crate) trait SweepRules<A: Address> {
     /// Why a flow of this backend ends.
     fn why(&self, backend: BackendId) -> FlowEnd;
     /// A flow of this mode and state, which was counted there and held this SNAT port, has ended.
-    fn ended(&mut self, kind: (FlowMode, FlowState), counted: CounterSlot, port: Option<(PoolId, u16)>);
+    fn ended(&mut self, mode: FlowMode, state: FlowState, counted: CounterSlot, port: Option<(PoolId, u16)>);
 }
 
 /// A callback as rules.
@@ -185,5 +185,5 @@ impl<A: Address, F: FnMut(&Flow<A>) -> bool> SweepRules<A> for Callback<F> {
         FlowEnd::Idle
     }
 
-    fn ended(&mut self, _: (FlowMode, FlowState), _: CounterSlot, _: Option<(PoolId, u16)>) {}
+    fn ended(&mut self, _: FlowMode, _: FlowState, _: CounterSlot, _: Option<(PoolId, u16)>) {}
 }

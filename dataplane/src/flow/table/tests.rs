@@ -6,7 +6,7 @@ use crate::flow::snat::{PoolId, SnatLease};
 use crate::flow::state::{Direction, FlowState};
 use crate::flow::storage::FlowEnd;
 use crate::flow::tick::Tick;
-use crate::flow::{BackendId, FlowMode};
+use crate::flow::{BackendId, FlowBackend, FlowMode};
 use crate::wire::{Address, Tuple};
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -21,8 +21,9 @@ fn flow<A: Address>(n: u32, address: fn(u32) -> A) -> Flow<A> {
     };
     let (port, pool) = (u16::try_from(1024 + n % 64_000).unwrap(), PoolId(0));
     let lease = SnatLease { address: address(0xac10_0002 + n / 64_000), port, pool };
-    let backend = (BackendId { slot: n % 131_072, generation: 1 + n / 131_072 }, address(0xac10_0001), 8080);
-    Flow::new(&tuple, (FlowState::TcpOpening, FlowMode::Nat), backend, &lease, Tick(n))
+    let id = BackendId { slot: n % 131_072, generation: 1 + n / 131_072 };
+    let backend = FlowBackend { id, address: address(0xac10_0001), port: 8080 };
+    Flow::new(&tuple, FlowState::TcpOpening, FlowMode::Nat, backend, &lease, Tick(n))
 }
 
 /// The number that [`flow`] was given.

@@ -140,7 +140,7 @@ fn check(mut tags: VerificationTags, chunk: u8, direction: Direction, segment: S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::entry::BackendId;
+    use crate::flow::entry::FlowBackend;
     use crate::flow::snat::{PoolId, SnatLease};
     use crate::flow::state::FlowMode;
     use crate::flow::tick::Tick;
@@ -170,7 +170,7 @@ mod tests {
         let lease = SnatLease { address: 0, port: 0, pool: PoolId::NONE };
         let tuple = Tuple { protocol: protocol::SCTP, ..Tuple::default() };
         let mut flow: Flow<u32> =
-            Flow::new(&tuple, (FlowState::first(transport, mode), mode), (BackendId::default(), 0, 0), &lease, Tick(1));
+            Flow::new(&tuple, FlowState::first(transport, mode), mode, FlowBackend::default(), &lease, Tick(1));
         flow.tags = tags_of_first(transport, Segment { sequence: *tag, acknowledgement: *more, end: 0 });
         for (at, &(direction, chunk, sequence, acknowledgement)) in (1..).zip(rest) {
             let now = Tick(1 + at * Ticks::from(std::time::Duration::from_secs(1)).0);

@@ -15,8 +15,8 @@ use super::local::refused_source;
 use super::reclaim::{reset_to_backend, take_room};
 use super::verdict::{NatForward, Verdict};
 use crate::flow::{
-    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of, is_mid_stream,
-    next_state,
+    BackendId, Direction, Flow, FlowBackend, FlowEnd, FlowIndex, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of,
+    is_mid_stream, next_state,
 };
 use crate::snapshot::{DnatFrontend, Frontend};
 use crate::stats::DropReason;
@@ -39,9 +39,9 @@ pub(super) fn with_free_port<A: Address>(
     let is_free = |id: &BackendId, gives_way: &dyn Fn(&Flow<A>) -> bool| {
         let backend = snapshot.backend(*id).filter(|backend| backend.accepts_new || *id == chosen);
         let address = backend.and_then(|backend| Some((A::from_ip(backend.address.ip())?, backend.address.port())));
-        address.is_some_and(|address| {
-            let older = flow_towards(&packet.headers.tuple, address, context);
-            address.0 != packet.headers.tuple.source && older.is_none_or(|(_, older)| gives_way(&older))
+        address.is_some_and(|(address, port)| {
+            let older = flow_towards(&packet.headers.tuple, address, port, context);
+            address != packet.headers.tuple.source && older.is_none_or(|(_, older)| gives_way(&older))
         })
     };
     let has_ended = |older: &Flow<A>| has_ended(older, context);
@@ -60,7 +60,8 @@ pub(super) fn with_free_port<A: Address>(
 /// The flow whose replies are those of a flow with this tuple to this backend.
 fn flow_towards<A: Address>(
     tuple: &Tuple<A>,
-    (address, port): (A, u16),
+    address: A,
+    port: u16,
     context: &DecisionContext<'_, '_, A>,
 ) -> Option<(FlowIndex, Flow<A>)> {
     let reply = Tuple { destination: address, destination_port: port, ..*tuple }.reversed();
@@ -88,11 +89,12 @@ fn has_ended<A: Address>(older: &Flow<A>, context: &DecisionContext<'_, '_, A>) 
 /// unconfirmed, closing or over gives way, unless the backend has to be told and there is no buffer for that.
 pub(super) fn own_port<A: Address>(
     tuple: &Tuple<A>,
-    backend: (A, u16),
+    address: A,
+    port: u16,
     context: &mut DecisionContext<'_, '_, A>,
 ) -> Option<SnatLease<A>> {
     let snapshot = context.snapshot;
-    if let Some((index, older)) = flow_towards(tuple, backend, context) {
+    if let Some((index, older)) = flow_towards(tuple, address, port, context) {
         if !gives_way(&older, context) {
             return None;
         }
@@ -154,13 +156,14 @@ fn by_front<'s, A: Address>(
         return Verdict::Drop(DropReason::NoFlow);
     }
     let lease = SnatLease { address: destination, port: destination_port, pool: PoolId::NONE };
-    let mut flow = flow_of(&asked, packet.headers.transport, FlowMode::Dnat, (source, source_port), front.backend, &lease, now);
+    let to = FlowBackend { id: front.backend, address: source, port: source_port };
+    let mut flow = flow_of(&asked, packet.headers.transport, FlowMode::Dnat, to, &lease, now);
     flow.frontend = number;
     // Anyone can be named as its client, so the client's packet confirms it.
     flow.state = next_state(FlowState::first_of_backend(packet.headers.transport), packet.headers.transport, Direction::ToClient);
     let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
-        Err(verdict) => return verdict,
+        Err(none) => return none.into(),
     };
     if let Err(reason) = take_room(context, frontend.number, PoolId::NONE, packet.hash) {
         return Verdict::Drop(reason);

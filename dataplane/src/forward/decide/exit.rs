@@ -5,7 +5,7 @@
 //! Not here: fragmentation of packets that do not fit.
 
 use super::input::Packet;
-use super::verdict::{Answer, Verdict};
+use super::verdict::{Answer, NoExit};
 use crate::flow::{Direction, Flow};
 use crate::neighbours::UnresolvedNeighbour;
 use crate::port::Link;
@@ -30,7 +30,7 @@ fn arrives_from_other(snapshot: &Snapshot, next_hop: u32, link: Link) -> bool {
 
 /// The exit towards a next hop. `hash` is that of the flow, the same for all its packets of one direction.
 #[inline]
-pub(crate) fn exit_by(snapshot: &Snapshot, next_hop: u32, hash: u64) -> Result<&Exit, Verdict<'static>> {
+pub(crate) fn exit_by(snapshot: &Snapshot, next_hop: u32, hash: u64) -> Result<&Exit, NoExit> {
     match snapshot.exit(next_hop) {
         Some(exit) => Ok(exit),
         None => exit_by_member(snapshot, next_hop, hash),
@@ -39,7 +39,7 @@ pub(crate) fn exit_by(snapshot: &Snapshot, next_hop: u32, hash: u64) -> Result<&
 
 /// The exit by the flow's member of a group; otherwise the next hop is not resolved.
 #[cold]
-fn exit_by_member(snapshot: &Snapshot, next_hop: u32, hash: u64) -> Result<&Exit, Verdict<'static>> {
+fn exit_by_member(snapshot: &Snapshot, next_hop: u32, hash: u64) -> Result<&Exit, NoExit> {
     let slot = snapshot.member(next_hop, hash);
     snapshot.exit(slot).ok_or_else(|| no_exit(snapshot, slot))
 }
@@ -47,7 +47,7 @@ fn exit_by_member(snapshot: &Snapshot, next_hop: u32, hash: u64) -> Result<&Exit
 /// The exit towards the client. The flow stores the slot of its next hop; when routes changed since, the slot is looked
 /// up again, so existing flows follow the routes (FORWARDING 2).
 #[inline]
-pub(crate) fn exit_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -> Result<&'s Exit, Verdict<'static>> {
+pub(crate) fn exit_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -> Result<&'s Exit, NoExit> {
     if flow.route_epoch == snapshot.route_epoch()
         && let Some(exit) = snapshot.exit(flow.route_to_client)
     {
@@ -57,7 +57,7 @@ pub(crate) fn exit_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut 
 }
 
 #[cold]
-pub(super) fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -> Result<&'s Exit, Verdict<'static>> {
+pub(super) fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut Flow<A>) -> Result<&'s Exit, NoExit> {
     match snapshot.route(flow.client) {
         RouteTo::NextHop(next_hop) => {
             let slot = snapshot.member(next_hop, entropy(&flow.tuple(Direction::ToBackend)));
@@ -65,8 +65,8 @@ pub(super) fn route_to_client<'s, A: Address>(snapshot: &'s Snapshot, flow: &mut
             flow.route_epoch = snapshot.route_epoch();
             snapshot.exit(slot).ok_or_else(|| no_exit(snapshot, slot))
         }
-        RouteTo::Unresolved { link } => Err(Verdict::Wait(UnresolvedNeighbour { link, address: flow.client.ip() })),
-        RouteTo::None => Err(Verdict::Drop(DropReason::NoRoute)),
+        RouteTo::Unresolved { link } => Err(NoExit::Unresolved(UnresolvedNeighbour { link, address: flow.client.ip() })),
+        RouteTo::None => Err(NoExit::Dropped(DropReason::NoRoute)),
     }
 }
 
@@ -99,29 +99,29 @@ fn entropy<A: Address>(tuple: &Tuple<A>) -> u64 {
 
 /// Why there is no exit towards this next hop.
 #[cold]
-fn no_exit(snapshot: &Snapshot, slot: u32) -> Verdict<'static> {
-    let neighbour = |hop: &NextHop| Verdict::Wait(UnresolvedNeighbour { link: hop.link, address: hop.address });
-    snapshot.next_hop(slot).map_or(Verdict::Drop(DropReason::NoRoute), neighbour)
+fn no_exit(snapshot: &Snapshot, slot: u32) -> NoExit {
+    let neighbour = |hop: &NextHop| NoExit::Unresolved(UnresolvedNeighbour { link: hop.link, address: hop.address });
+    snapshot.next_hop(slot).map_or(NoExit::Dropped(DropReason::NoRoute), neighbour)
 }
 
 /// Whether the packet may leave by this exit. A packet that is too long is fragmented on its way out, if its sender
 /// allows it.
 #[inline]
-pub(crate) fn fits<'s, A: Address>(packet: &Packet<'_, A>, exit: &'s Exit) -> Result<&'s Exit, Verdict<'static>> {
+pub(crate) fn fits<'s, A: Address>(packet: &Packet<'_, A>, exit: &'s Exit) -> Result<&'s Exit, NoExit> {
     fits_in(packet, exit.mtu).map(|()| exit)
 }
 
 /// Whether the packet may leave with this MTU, in bytes.
 #[inline]
-pub(super) fn fits_in<A: Address>(packet: &Packet<'_, A>, mtu: u16) -> Result<(), Verdict<'static>> {
+pub(super) fn fits_in<A: Address>(packet: &Packet<'_, A>, mtu: u16) -> Result<(), NoExit> {
     if packet.headers.hop_limit <= 1 {
-        Err(Verdict::Reply(Answer::TimeExceeded))
+        Err(NoExit::Refused(Answer::TimeExceeded))
     } else if packet.headers.packet_len <= mtu {
         Ok(())
     } else if packet.headers.dont_fragment {
-        Err(Verdict::Reply(Answer::TooBig { mtu }))
+        Err(NoExit::Refused(Answer::TooBig { mtu }))
     } else if packet.headers.has_options() {
-        Err(Verdict::Drop(DropReason::TooBig)) // such packets are not fragmented
+        Err(NoExit::Dropped(DropReason::TooBig)) // such packets are not fragmented
     } else {
         Ok(())
     }

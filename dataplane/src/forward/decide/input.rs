@@ -6,6 +6,7 @@ use super::verdict::Changes;
 use crate::choose::Chooser;
 use crate::flow::{Candidate, FlowEnd, FlowIndex, FlowTable, IdleLimits, SnatPorts, Tick};
 use crate::forward::rewrite::Reset;
+use crate::forward::rewrite::translate::Translated;
 use crate::port::{Link, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::stats::{CounterSlot, WorkerCounters};
@@ -128,7 +129,7 @@ impl FlowTables {
 }
 
 /// A family with a flow table.
-pub(in crate::forward) trait FlowFamily: Address {
+pub(in crate::forward) trait FlowFamily: Translated {
     /// The flow table of the family.
     fn table(tables: &FlowTables) -> &FlowTable<Self>;
     /// The flow table of the family, and that of the other.

@@ -1,11 +1,12 @@
-//! The decision on a packet of a known flow that the fast path leaves (`forward::fast`).
+//! Decides on packets of known flows that the fast path leaves (`forward::fast`).
 //!
 //! Not here: packets that create flows (`new_flow`), and modes without replies through the gateway (`one_way`).
 
 use super::exit::{arrives_from, exit_by, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
 use super::local::unknown;
-use super::verdict::{NatForward, Verdict};
+use super::one_way::OneWayTarget;
+use super::verdict::{NatForward, NoExit, Verdict};
 use super::{one_way, rechoose, reclaim};
 use crate::flow::{
     Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain,
@@ -54,7 +55,7 @@ pub(crate) fn follow<'s, A: Address>(
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
     keep(table, index, &flow, was_silent);
     let forward = |exit| Verdict::Forward(NatForward { flow: index, direction, exit });
-    Followed::Decided(exit.map_or_else(|verdict| verdict, forward))
+    Followed::Decided(exit.map_or_else(Verdict::from, forward))
 }
 
 /// Decides on a packet that may change the state of its flow. `None`: the flow has ended, and the packet has none.
@@ -117,11 +118,11 @@ fn pass<'s, A: Address>(
     flow: &mut Flow<A>,
     direction: Direction,
     now: Tick,
-) -> Result<&'s Exit, Verdict<'static>> {
+) -> Result<&'s Exit, NoExit> {
     let exit = match direction {
         Direction::ToBackend => exit_by(snapshot, next_hop, packet.hash),
         Direction::ToClient if !arrives_from(snapshot, next_hop, packet.in_link) => {
-            return Err(Verdict::Drop(DropReason::SnatWrongPort));
+            return Err(NoExit::Dropped(DropReason::SnatWrongPort));
         }
         Direction::ToClient => exit_to_client(snapshot, flow),
     };
@@ -182,12 +183,12 @@ fn advance_flow<'s, A: Address>(
     }
     if !flow.mode.is_two_way() {
         keep(context.table, index, &flow, was_silent);
-        let to = (flow.backend, flow.frontend);
-        return Some(one_way::deliver(packet, &packet.headers.tuple, flow.mode, to, snapshot).of_flow(index));
+        let to = OneWayTarget { mode: flow.mode, frontend: flow.frontend, backend: flow.backend };
+        return Some(one_way::deliver(packet, &packet.headers.tuple, to, snapshot).of_flow(index));
     }
     let exit = pass(packet, snapshot, backend.next_hop, &mut flow, direction, now).and_then(|exit| fits(packet, exit));
     keep(context.table, index, &flow, was_silent);
-    Some(exit.map_or_else(|verdict| verdict, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
+    Some(exit.map_or_else(Verdict::from, |exit| Verdict::Forward(NatForward { flow: index, direction, exit })))
 }
 
 /// Remembers the backend of a client whose flow was confirmed, where session affinity is on.

@@ -31,10 +31,10 @@ pub use inquiry::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquir
 pub(super) use known::{FlowMatch, Followed, follow};
 pub(super) use local::refused_source;
 pub(super) use new_flow::first_snat_address;
-pub(super) use one_way::{deliver, follow_probe};
+pub(super) use one_way::{OneWayTarget, deliver, follow_probe};
 pub(super) use rechoose::begins_anew;
 pub(super) use reclaim::may_lease;
-pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, RESETS_MAX, Verdict};
+pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, NoExit, RESETS_MAX, Verdict};
 
 use local::{frontend_of, in_group_frame, no_frontend};
 use new_flow::new_flow;
@@ -60,7 +60,7 @@ pub(super) fn decide<'s, A: Address>(
     }
     match packet.headers.transport {
         Transport::Tcp { .. } | Transport::Udp | Transport::Sctp { .. } => match frontend_of(packet, snapshot) {
-            Some(frontend) => new_flow(packet, segment, context, frontend),
+            Some((frontend, number)) => new_flow(packet, segment, context, frontend, number),
             None => dnat::reply(packet, context).unwrap_or_else(|| no_frontend(packet, snapshot, context.table)),
         },
         _ => no_frontend(packet, snapshot, context.table),

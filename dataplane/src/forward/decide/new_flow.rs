@@ -7,10 +7,12 @@
 use super::exit::{exit_by, exit_to_client, fits};
 use super::input::{DecisionContext, Packet};
 use super::local::{mid_stream, refused_source, without_backend};
-use super::verdict::{NatForward, Verdict};
+use super::verdict::{NatForward, NoExit, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
-use crate::flow::{BackendId, Direction, FlowMode, Segment, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first};
+use crate::flow::{
+    BackendId, Direction, FlowBackend, FlowMode, Segment, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first,
+};
 use crate::snapshot::{AddressRole, Frontend};
 use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::Address;
@@ -20,7 +22,8 @@ pub(super) fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
     context: &mut DecisionContext<'_, 's, A>,
-    (frontend, number): (&Frontend, FrontendNumber),
+    frontend: &Frontend,
+    number: FrontendNumber,
 ) -> Verdict<'s> {
     let DecisionContext { snapshot, now, .. } = *context;
     let tuple = &packet.headers.tuple;
@@ -31,7 +34,7 @@ pub(super) fn new_flow<'s, A: Address>(
         return Verdict::Drop(DropReason::SourceRange);
     }
     if !frontend.mode().is_two_way() {
-        return one_way::new_flow(packet, segment, context, (frontend, number));
+        return one_way::new_flow(packet, segment, context, frontend, number);
     }
     // The owner of the VIP knows the connection, or opens it when the client repeats its SYN there.
     if frontend.mode() == FlowMode::Nat && snapshot.is_owned_elsewhere(tuple.destination) {
@@ -58,10 +61,10 @@ pub(super) fn new_flow<'s, A: Address>(
     }
     let exit = match exit_by(snapshot, backend.next_hop, packet.hash).and_then(|exit| fits(packet, exit)) {
         Ok(exit) => exit,
-        Err(verdict) => return verdict,
+        Err(none) => return none.into(),
     };
     let lease = match frontend.mode() {
-        FlowMode::Dnat => dnat::own_port(tuple, (target, backend.address.port()), context).ok_or(DropReason::DnatPortInUse),
+        FlowMode::Dnat => dnat::own_port(tuple, target, backend.address.port(), context).ok_or(DropReason::DnatPortInUse),
         _ => {
             let (slot, port, protocol) = (backend.target, backend.address.port(), tuple.protocol);
             let towards = SnatTarget { slot, address: target, port, protocol };
@@ -77,10 +80,11 @@ pub(super) fn new_flow<'s, A: Address>(
         give_back(context, &lease);
         return Verdict::Drop(reason);
     }
-    let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), (target, backend.address.port()), id, &lease, now);
+    let to = FlowBackend { id, address: target, port: backend.address.port() };
+    let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), to, &lease, now);
     (flow.frontend, flow.initial_sequence) = (number, segment.sequence);
     flow.tags = tags_of_first(packet.headers.transport, segment);
-    if let Err(Verdict::Wait(neighbour)) = exit_to_client(snapshot, &mut flow) {
+    if let Err(NoExit::Unresolved(neighbour)) = exit_to_client(snapshot, &mut flow) {
         context.changes.ask = Some(neighbour);
     }
     let Ok(index) = context.table.insert(flow) else {

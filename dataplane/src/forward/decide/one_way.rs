@@ -9,12 +9,23 @@ use super::exit::{exit_by, fits_in};
 use super::input::{DecisionContext, Packet};
 use super::local::{for_vip, without_backend};
 use super::reclaim::may_take_room;
-use super::verdict::{DirectForward, Verdict};
-use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Segment, SnatLease, Tick, is_mid_stream, tags_of_first};
+use super::verdict::{DirectForward, NoExit, Verdict};
+use crate::flow::{
+    BackendId, Flow, FlowBackend, FlowMode, FlowState, PoolId, Segment, SnatLease, Tick, is_mid_stream, tags_of_first,
+};
 use crate::forward::rewrite::Outer;
 use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
 use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::{Address, Transport, Tuple, sctp_chunk, tcp_flags};
+
+/// Where packets of a one-way flow go.
+#[derive(Clone, Copy)]
+pub(in crate::forward) struct OneWayTarget {
+    pub(in crate::forward) mode: FlowMode,
+    /// For the counters.
+    pub(in crate::forward) frontend: FrontendNumber,
+    pub(in crate::forward) backend: BackendId,
+}
 
 /// The verdict on a packet that does not change the state of its flow to this backend.
 pub(super) fn follow<'s, A: Address>(
@@ -25,20 +36,20 @@ pub(super) fn follow<'s, A: Address>(
     now: Tick,
 ) -> Verdict<'s> {
     flow.last_seen = now;
-    let direct = direct(packet, &packet.headers.tuple, (flow.mode, flow.frontend), (flow.backend, backend), snapshot);
-    direct.map_or_else(|verdict| verdict, Verdict::ForwardDirect)
+    let to = OneWayTarget { mode: flow.mode, frontend: flow.frontend, backend: flow.backend };
+    let direct = direct(packet, &packet.headers.tuple, to, backend, snapshot);
+    direct.map_or_else(Verdict::from, Verdict::ForwardDirect)
 }
 
 /// The verdict on a packet to a backend in one of these modes, for the frontend of `asked`.
 pub(in crate::forward) fn deliver<'s, A: Address>(
     packet: &Packet<'_, A>,
     asked: &Tuple<A>,
-    mode: FlowMode,
-    (id, frontend): (BackendId, FrontendNumber),
+    to: OneWayTarget,
     snapshot: &'s Snapshot,
 ) -> Verdict<'s> {
-    let Some(backend) = snapshot.backend(id) else { return Verdict::Drop(DropReason::NoFlow) };
-    direct(packet, asked, (mode, frontend), (id, backend), snapshot).map_or_else(|verdict| verdict, Verdict::ForwardDirect)
+    let Some(backend) = snapshot.backend(to.backend) else { return Verdict::Drop(DropReason::NoFlow) };
+    direct(packet, asked, to, backend, snapshot).map_or_else(Verdict::from, Verdict::ForwardDirect)
 }
 
 /// The verdict on a packet without flow for a frontend in such a mode.
@@ -46,7 +57,8 @@ pub(super) fn new_flow<'s, A: Address>(
     packet: &Packet<'_, A>,
     segment: Segment,
     context: &mut DecisionContext<'_, 's, A>,
-    (frontend, number): (&Frontend, FrontendNumber),
+    frontend: &Frontend,
+    number: FrontendNumber,
 ) -> Verdict<'s> {
     let DecisionContext { snapshot, now, .. } = *context;
     let tuple = &packet.headers.tuple;
@@ -63,14 +75,15 @@ pub(super) fn new_flow<'s, A: Address>(
     if frontend.mode() != FlowMode::Dsr && is_ours(backend, snapshot) {
         return Verdict::Drop(DropReason::VipLoop);
     }
-    let direct = match direct(packet, tuple, (frontend.mode(), number), (id, backend), snapshot) {
+    let to = OneWayTarget { mode: frontend.mode(), frontend: number, backend: id };
+    let direct = match direct(packet, tuple, to, backend, snapshot) {
         Ok(direct) => direct,
-        Err(verdict) => return verdict,
+        Err(none) => return none.into(),
     };
     // A RST or ABORT of an unknown connection creates no flow.
     if has_room && !is_reset(packet.headers.transport) {
         let address = A::from_ip(backend.address.ip()).unwrap_or_default();
-        let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), (id, address), now);
+        let flow = flow_to(tuple, packet.headers.transport, frontend.mode(), FlowBackend { id, address, port: 0 }, now);
         let tags = tags_of_first(packet.headers.transport, segment);
         let flow = Flow { frontend: number, tags, ..flow };
         if let Ok(index) = context.table.insert(flow) {
@@ -102,21 +115,22 @@ fn is_ours(backend: &Backend, snapshot: &Snapshot) -> bool {
 pub(super) fn direct<'s, A: Address>(
     packet: &Packet<'_, A>,
     asked: &Tuple<A>,
-    (mode, frontend): (FlowMode, FrontendNumber),
-    (id, backend): (BackendId, &Backend),
+    to: OneWayTarget,
+    backend: &Backend,
     snapshot: &'s Snapshot,
-) -> Result<DirectForward<'s>, Verdict<'static>> {
+) -> Result<DirectForward<'s>, NoExit> {
+    let OneWayTarget { mode, frontend, backend: id } = to;
     let exit = exit_by(snapshot, backend.next_hop, packet.hash)?;
     let outer = if mode == FlowMode::Dsr {
         // A router would send a packet for a VIP back to the gateway.
         if !backend.on_link {
-            return Err(Verdict::Drop(DropReason::VipLoop));
+            return Err(NoExit::Dropped(DropReason::VipLoop));
         }
         fits_in(packet, exit.mtu)?;
         None
     } else {
         let outer = Outer::towards(backend.address.ip(), mode, exit, packet.hash, &snapshot.tunnels);
-        let outer = outer.ok_or(Verdict::Drop(DropReason::NoRoute))?;
+        let outer = outer.ok_or(NoExit::Dropped(DropReason::NoRoute))?;
         fits_in(packet, outer.mtu)?;
         Some(outer)
     };
@@ -125,27 +139,22 @@ pub(super) fn direct<'s, A: Address>(
 }
 
 /// A new flow, indexed by its client's packets only.
-fn flow_to<A: Address>(
-    tuple: &Tuple<A>,
-    transport: Transport,
-    mode: FlowMode,
-    (id, address): (BackendId, A),
-    now: Tick,
-) -> Flow<A> {
+fn flow_to<A: Address>(tuple: &Tuple<A>, transport: Transport, mode: FlowMode, backend: FlowBackend<A>, now: Tick) -> Flow<A> {
     let no_lease = SnatLease { address: A::default(), port: 0, pool: PoolId::NONE };
-    Flow::new(tuple, (FlowState::first(transport, mode), mode), (id, address, 0), &no_lease, now)
+    Flow::new(tuple, FlowState::first(transport, mode), mode, backend, &no_lease, now)
 }
 
 /// Delivery of a packet that the kernel sends to a VIP; `None` if it is no probe.
 pub(crate) fn follow_probe<'s, A: Address>(
     packet: &Packet<'_, A>,
     snapshot: &'s Snapshot,
-) -> Option<Result<DirectForward<'s>, Verdict<'static>>> {
+) -> Option<Result<DirectForward<'s>, NoExit>> {
     let tuple = &packet.headers.tuple;
     let under_test = *snapshot.probe_tags.get(&tuple.source_port)?;
     let (frontend, number) = snapshot.numbered_frontend(tuple.destination, tuple.protocol, tuple.destination_port)?;
     let is_under_test =
         |id| snapshot.backend(id).filter(|backend| backend.address.ip() == under_test).map(|backend| (id, backend));
-    let backend = frontend.backends.iter().copied().find_map(is_under_test)?;
-    (!frontend.mode().is_two_way()).then(|| direct(packet, tuple, (frontend.mode(), number), backend, snapshot))
+    let (id, backend) = frontend.backends.iter().copied().find_map(is_under_test)?;
+    let to = OneWayTarget { mode: frontend.mode(), frontend: number, backend: id };
+    (!frontend.mode().is_two_way()).then(|| direct(packet, tuple, to, backend, snapshot))
 }

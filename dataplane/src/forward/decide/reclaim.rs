@@ -95,10 +95,10 @@ fn yield_of_larger_service<A: Address>(
     let (Some(counters), now) = (context.counters, context.now) else { return false };
     let held = counters.flows_of_service(service);
     let found = YieldClass::ALL.map(|class| {
-        let own = larger_in((context.table, class, None), counters, held, now).map(|(age, index)| (age, (index, false)));
+        let own = larger_in(context.table, class, None, counters, held, now).map(|(age, index)| (age, (index, false)));
         let other = match &context.others {
-            OtherFlows::V4(table) => larger_in((table, class, None), counters, held, now),
-            OtherFlows::V6(table) => larger_in((table, class, None), counters, held, now),
+            OtherFlows::V4(table) => larger_in(table, class, None, counters, held, now),
+            OtherFlows::V6(table) => larger_in(table, class, None, counters, held, now),
         };
         let other = other.map(|(age, index)| (age, (index, true)));
         own.into_iter().chain(other).max_by_key(|(age, _)| *age)
@@ -109,20 +109,22 @@ fn yield_of_larger_service<A: Address>(
             !flow.state.is_confirmed() && counters.flows_of_same_service(flow.counter_slot()) >= held
         })
     };
-    let of_pool = |class| larger_in((context.table, class, Some(pool)), counters, held, now);
+    let of_pool = |class| larger_in(context.table, class, Some(pool), counters, held, now);
     let oldest = first_to_yield(found).map(|(_, oldest)| oldest).or_else(|| {
         let own =
             if pool == PoolId::NONE { anywhere() } else { first_to_yield(YieldClass::ALL.map(of_pool)).map(|(_, own)| own) };
         own.map(|index| (index, false))
     });
-    let Some(oldest) = oldest else { return false };
-    yield_room(context, oldest);
+    let Some((index, is_other)) = oldest else { return false };
+    yield_room(context, index, is_other);
     true
 }
 
 /// The first flow of a class of a Service with at least so many flows, with its time in the class.
 fn larger_in<A: Address>(
-    (table, class, pool): (&FlowTable<A>, YieldClass, Option<PoolId>),
+    table: &FlowTable<A>,
+    class: YieldClass,
+    pool: Option<PoolId>,
     counters: &WorkerCounters,
     held: u32,
     now: Tick,
@@ -141,7 +143,8 @@ const YIELDING_AS_ONE: u32 = 8;
 /// Whether a client may have one more SNAT port towards a target: three quarters of them are not in use, or it holds less
 /// than its share. A client that holds all that are in use leaves a sixteenth.
 pub(in crate::forward) fn may_lease<A: Address>(
-    (table, ports): (&FlowTable<A>, &SnatPorts),
+    table: &FlowTable<A>,
+    ports: &SnatPorts,
     client: A,
     target: TargetSlot,
     addresses: &[SnatAddress<A>],
@@ -181,13 +184,13 @@ fn yield_of_larger_client<A: Address>(
 #[cold]
 fn make_room<A: Address>(context: &mut DecisionContext<'_, '_, A>) -> bool {
     let oldest = YieldClass::ALL.map(|class| oldest_of_both(context, class));
-    let Some((_, oldest)) = first_to_yield(oldest) else { return false };
-    yield_room(context, oldest);
+    let Some((_, (index, is_other))) = first_to_yield(oldest) else { return false };
+    yield_room(context, index, is_other);
     true
 }
 
 /// Ends a flow for the room that it takes. Its port rests, unless its backend can be told.
-fn yield_room<A: Address>(context: &mut DecisionContext<'_, '_, A>, (index, is_other): (FlowIndex, bool)) {
+fn yield_room<A: Address>(context: &mut DecisionContext<'_, '_, A>, index: FlowIndex, is_other: bool) {
     let yielded = match is_other {
         true => yield_other(&mut context.others, index, context.snapshot),
         false => yield_flow(context.table, index, context.snapshot),
@@ -227,7 +230,7 @@ pub(super) fn lease<A: Address>(
     let slot = target.slot;
     let is_shared = addresses.iter().any(|address| context.ports.is_shared(PoolId::new(slot, address.index)));
     if is_shared
-        && !may_lease((context.table, context.ports), client, slot, addresses)
+        && !may_lease(context.table, context.ports, client, slot, addresses)
         && !yield_of_larger_client(context, client, slot, addresses)
     {
         return Err(DropReason::SnatShare);
@@ -412,7 +415,7 @@ pub(super) fn reset_to_other_side<A: Address>(
 
 #[cfg(test)]
 mod tests {
-    use crate::flow::BackendId;
+    use crate::flow::{BackendId, FlowBackend};
     use std::collections::BTreeSet;
     use std::sync::Arc;
 
@@ -496,8 +499,8 @@ mod tests {
                 protocol: protocol::TCP,
             };
             let snat = SnatLease { address: SNAT.address, port, pool: PoolId::NONE };
-            let to = (BackendId::default(), TARGET.address, TARGET.port);
-            let flow = Flow::new(&client, (FlowState::TcpEstablished, FlowMode::Nat), to, &snat, at(0));
+            let to = FlowBackend { id: BackendId::default(), address: TARGET.address, port: TARGET.port };
+            let flow = Flow::new(&client, FlowState::TcpEstablished, FlowMode::Nat, to, &snat, at(0));
             let index = self.tables.v4.insert_shadow(flow).unwrap();
             if let Some(ends) = ends {
                 self.tables.set_time(ends);

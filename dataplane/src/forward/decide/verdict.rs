@@ -92,6 +92,27 @@ pub(crate) enum Verdict<'s> {
     Drop(DropReason),
 }
 
+/// Why a packet has no exit: what happens to it instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoExit {
+    /// As [`Verdict::Wait`].
+    Unresolved(UnresolvedNeighbour),
+    /// As [`Verdict::Reply`]: it is too long, or has no hop left.
+    Refused(Answer),
+    /// As [`Verdict::Drop`].
+    Dropped(DropReason),
+}
+
+impl From<NoExit> for Verdict<'_> {
+    fn from(none: NoExit) -> Self {
+        match none {
+            NoExit::Unresolved(neighbour) => Self::Wait(neighbour),
+            NoExit::Refused(answer) => Self::Reply(answer),
+            NoExit::Dropped(reason) => Self::Drop(reason),
+        }
+    }
+}
+
 impl Verdict<'_> {
     /// The same for a packet of this flow.
     pub(super) fn of_flow(mut self, index: FlowIndex) -> Self {

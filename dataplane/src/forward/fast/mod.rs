@@ -1,7 +1,8 @@
-//! The fast path: packets of live flows that change nothing but their bytes, which are almost all. Short loops over a
-//! burst, each with few values to keep in registers: recognise packets and prefetch the lines of tags of their flows
-//! (`record`); prefetch the flows; check each flow (`follow`) and rewrite the packet (`forward`, `rewrite`); create flows of
-//! connections (`open`); send the packets, or hand them to the workers that own them (`hand_over`).
+//! The fast path: packets of live flows that change nothing but their bytes, which are almost all, and SYNs that open
+//! connections as most do. Short stages over parts of a burst, each with few values to keep in registers: recognise packets
+//! and prefetch the lines of tags of their flows (`recognise`); prefetch the flows (here); plan each packet by its flow
+//! (`hits`) and write it (`eight`, `execute`); open flows of connections (`open`); send the packets, or hand them to
+//! the workers that own them (`hand_over`).
 //!
 //! What the fast path takes: IPv4 without options and IPv6 without extension headers, TCP or UDP, sent to the port's
 //! own address, with up to two VLAN tags; in any mode, in either direction. It leaves every other packet in the burst,
@@ -18,239 +19,300 @@
 //! Not here: what happens to the packets that are left (`burst`).
 
 mod eight;
-mod follow;
-mod forward;
+mod execute;
 mod hand_over;
-mod nat;
+mod hits;
 mod open;
-mod outer;
-mod progress;
-mod record;
-mod rewrite;
+mod plan;
+mod recognise;
 mod turns;
 mod unrecognised;
 
 use std::cell::Cell;
-use std::ops::Range;
-
-use eight::recognise_by_eight;
-pub(super) use follow::LastBurst;
-use follow::{FastFamily, Follow, ForwardLoop};
-pub(super) use open::OpeningBackends;
-use open::openings;
-use progress::Progress;
-pub(super) use record::Record;
-use record::{FramesSoFar, HEAD_V6, PARTS_MAX, Recognise, STAYS, UNTAGGED};
-use turns::Turns;
-use unrecognised::UnrecognisedAddresses;
 
 use super::engine::Engine;
 use super::observer::Observe;
 use super::sort::Ingress;
-use crate::flow::{BackendId, Candidate, FlowTable, Tick};
+use crate::flow::{BackendId, Candidate, CandidateSearch, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
-use crate::wire::processor::{AnyProcessor, Avx2, Compare, SetBits, Vectorised, prefetch_at};
-use crate::wire::{Address, Buffer};
+use crate::wire::plain::head;
+use crate::wire::processor::{AnyProcessor, Avx2, Compare, LANES, SetBits, Vectorised, prefetch_at};
+use crate::wire::{Address, Buffer, Shape, TupleKey, tcp_flags};
+use eight::ForwardPart;
+use execute::{Executor, HotTables};
+use hits::{Hit, Hits};
+use open::{OpeningBackends, Openings};
+use plan::Plan;
+use plan::operation;
+use recognise::Recognition;
+use turns::{PARTS_MAX, Turns};
+use unrecognised::UnrecognisedAddresses;
 
 /// If at least one part in this many of a burst belonged to other workers, the owners of the next one's packets are computed
 /// before their flows are looked up.
 const OTHERS_PART: usize = 4;
 
-/// Records for the packets of one burst.
-pub(super) fn records() -> Vec<Record> {
-    vec![Record::left(); BURST]
+/// What the fast path of a worker keeps from burst to burst.
+pub(super) struct FastPath {
+    /// Of the packets of the present burst.
+    plans: Box<[Plan]>,
+    /// By port.
+    last_bursts: Box<[LastBurst]>,
+    /// Whether it may work on eight packets at a time.
+    avx2: Option<Avx2>,
+    /// What new flows need of the backends that they were sent to.
+    backends: OpeningBackends,
+}
+
+impl FastPath {
+    /// For a worker with this number of ports.
+    pub(super) fn new(ports: usize) -> Self {
+        Self {
+            plans: vec![Plan::unknown(); BURST].into(),
+            last_bursts: vec![LastBurst::default(); ports].into(),
+            avx2: Avx2::detect(),
+            backends: OpeningBackends::new(),
+        }
+    }
+
+    /// Works as on processors without AVX2.
+    #[cfg(feature = "testing")]
+    pub(super) fn forgo_avx2(&mut self) {
+        self.avx2 = None;
+    }
+}
+
+/// What the last burst of a port needed from memory, for the prefetches of the next one: nothing else depends on it.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastBurst {
+    /// [`Shape::V6`], if there were packets of IPv6: their headers end in the second cache line.
+    kinds: u8,
+    /// [`operation::ENCAPSULATE`], if packets went into tunnels: outer headers are written into the line before the frame.
+    operations: u8,
+    /// Whether the route that is stored for any flow was needed.
+    reads_routes: bool,
+    /// Whether many packets, of those that arrived at the port, belonged to other workers.
+    has_others: bool,
+}
+
+/// What the stages over a burst have come to so far.
+struct Progress<'s> {
+    recognition: Recognition<'s>,
+    unrecognised: UnrecognisedAddresses,
+    openings: Openings<'s>,
+    /// Flows, by [`Plan::flow_bit`], of which a packet was left: later packets must not overtake it.
+    left: u64,
+    /// By part, the positions of packets that may be found in another line of tags.
+    away: [u32; PARTS_MAX],
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Forwards the packets that the fast path takes; the others stay in the burst, in order.
     ///
-    /// The loops run over the parts of the burst in turn, each some turns behind the one before ([`Turns`]): while a part is
-    /// recognised, the tags of one before are fetched and the flows of others. So a loop finds in the cache what it needs, and
+    /// The stages run over the parts of the burst in turn, each some turns behind the one before ([`Turns`]): while a part is
+    /// recognised, the tags of one before are fetched and the flows of others. So a stage finds in the cache what it needs, and
     /// requests to memory spread over the work.
     pub(super) fn forward_known(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
         let Ingress { snapshot, arrival } = at;
         let port = usize::from(arrival.link.port().0);
-        let last_burst = self.last_bursts.get(port).copied().unwrap_or_default();
-        let mut records = std::mem::take(&mut self.records);
+        let last_burst = self.fast.last_bursts.get(port).copied().unwrap_or_default();
         let reads_routes = Cell::new(false);
-        let follow = Follow::new(snapshot, (Tick::at(arrival.now_ns), self.limits.shortest()), &reads_routes);
-        let (recognise, mut frames) = (Recognise::new(snapshot, arrival.link), FramesSoFar::nothing());
-        let (received, has_fragmented) = (burst.len(), self.has_fragmented(arrival));
-        let of_all = (last_burst.has_others && self.may_be_of_others(arrival))
-            .then(|| self.keep_own((snapshot, arrival, last_burst), (recognise, &mut frames), burst, &mut records));
+        let hits = Hits::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest(), &reads_routes);
+        let mut kept = std::mem::take(&mut self.fast.plans);
+        let plans = &mut *kept;
+        let mut progress = Progress {
+            recognition: Recognition::new(snapshot, arrival.link),
+            unrecognised: UnrecognisedAddresses::none(),
+            openings: Openings::new(at, self.egress.peers.is_some()),
+            left: 0,
+            away: [0; PARTS_MAX],
+        };
+        let received = burst.len();
+        let are_own = last_burst.has_others && self.may_be_of_others(arrival);
+        if are_own {
+            self.keep_own(at, last_burst, &mut progress.recognition, burst, plans);
+        }
         let turns = Turns::new(burst.len(), snapshot.backends.are_many());
-        let (mut kinds, mut progress, mut away) =
-            (of_all.map_or(0, |all| all.kinds), Progress::new(snapshot, last_burst), [0; PARTS_MAX]);
-        let (mut opening_v4, mut opening_v6, mut unrecognised) = (None, None, UnrecognisedAddresses::none());
         for turn in 0..turns.count() {
-            match (turns.recognised(turn), of_all) {
-                (None, _) => {}
-                (Some(part), None) => {
-                    let parts = [part.clone(), turns.part(turn + 1)];
-                    kinds |= self.recognise_part(last_burst, (recognise, &mut frames), (burst, &mut records), parts);
-                    if frames.any_unrecognised {
-                        unrecognised.hold_back(&burst[part.clone()], &mut records[part.clone()]);
-                    }
-                    if has_fragmented {
-                        self.leave_fragmented(&mut records[part], arrival.now_ns);
-                    }
+            if let Some(number) = turns.recognised(turn) {
+                if are_own {
+                    prefetch_tags(&self.tables, &plans[turns.part(number)]);
+                } else {
+                    prefetch_ahead(last_burst, turns, number, burst);
+                    let range = turns.part(number);
+                    self.recognise_part(arrival, &mut progress, &burst[range.clone()], &mut plans[range]);
                 }
-                (Some(part), Some(_)) => prefetch_tags(&self.tables, &records[part]),
             }
-            let families = kinds & Record::FAMILY;
-            if families == 0 {
-                continue;
+            if let Some(number) = turns.located(turn) {
+                let plans = &mut plans[turns.part(number)];
+                let families = progress.recognition.families;
+                progress.away[number] = locate(self.fast.avx2, &self.tables, families, last_burst.reads_routes, plans);
+                if O::METERS {
+                    prefetch_meters(&self.tables, plans);
+                }
             }
-            self.locate_parts((turns, turn), (families, last_burst.reads_routes), &mut records, &mut away);
-            if let Some(part) = turns.with_backends(turn) {
-                self.prefetch_backends(snapshot, &records[part], families);
+            if let Some(number) = turns.located_away(turn).filter(|number| progress.away[*number] != 0) {
+                locate_away(&self.tables, &mut plans[turns.part(number)], progress.away[number]);
             }
-            let Some(range) = turns.forwarded(turn) else { continue };
-            let (part, records) = (&mut burst[range.clone()], &mut records[range]);
-            progress.note(frames.any_tagged, frames.any_fragmentable());
-            let openings = if kinds & Record::SYN != 0 { openings(records) } else { 0 };
-            // Most packets of a part without any flow here are of other workers.
-            if self.egress.peers.is_some() && openings == 0 && records.iter().all(|record| record.candidate == Candidate::NONE) {
-                progress.leave(records);
-                continue;
+            if let Some(number) = turns.with_backends(turn) {
+                self.prefetch_backends(snapshot, &plans[turns.part(number)]);
             }
-            if families != Record::V6 {
-                self.forward_part::<u32>(&follow, part, (records, openings), &mut progress);
-                self.open_part::<u32>((snapshot, arrival), &mut opening_v4, part, (records, openings), &mut progress);
-            }
-            if families != Record::V4 {
-                self.forward_part::<u128>(&follow, part, (records, openings), &mut progress);
-                self.open_part::<u128>((snapshot, arrival), &mut opening_v6, part, (records, openings), &mut progress);
+            if let Some(number) = turns.forwarded(turn) {
+                let range = turns.part(number);
+                self.forward_part(snapshot, &hits, &mut progress, &mut burst[range.clone()], &mut plans[range]);
             }
         }
-        let (len, kinds) = (burst.len(), kinds & Record::FAMILY);
-        let is_tagged = of_all.map_or_else(|| Record::ends_tagged(&records[..len]), |all| all.is_tagged);
-        let mut handed_over = received - len;
-        if kinds != 0 && len > 0 {
-            handed_over += self.send_known((snapshot, arrival, of_all.is_some()), (burst, &records), progress.only_port());
-            // They were counted as packets of known flows.
-            self.tally.hits -= progress.opened;
-            self.tally.misses += progress.opened;
+        // The first packet of each part tells what the next burst should prefetch.
+        let (mut kinds, mut operations) = (0, 0);
+        for Plan { shape, .. } in (0..turns.parts()).filter_map(|number| plans.get(turns.part(number).start)) {
+            kinds |= shape.kind;
+            operations |= shape.operations;
         }
-        if let Some(last_burst) = self.last_bursts.get_mut(port) {
+        let plans = &plans[..burst.len()];
+        let handed_over = received - burst.len() + self.send_known(at, are_own, burst, plans);
+        // They were counted as packets of known flows.
+        let opened = progress.openings.opened();
+        self.tally.hits -= opened;
+        self.tally.misses += opened;
+        if let Some(last_burst) = self.fast.last_bursts.get_mut(port) {
             let has_others = match arrival.origin {
                 Origin::Port => handed_over * OTHERS_PART >= received,
                 Origin::OwnerUnknown | Origin::Begun | Origin::Owned => last_burst.has_others,
             };
-            *last_burst = progress.end((kinds, is_tagged), reads_routes.get(), has_others);
+            *last_burst = LastBurst { kinds, operations, reads_routes: reads_routes.get(), has_others };
         }
-        self.records = records;
+        self.fast.plans = kept;
     }
 
-    /// The second loop, over the parts whose turn it is, and the look into other lines of tags.
+    /// Recognises a part, and leaves the packets that must not overtake others.
     #[inline(always)]
-    fn locate_parts(
-        &self,
-        (turns, turn): (Turns, usize),
-        (families, with_routes): (u8, bool),
-        records: &mut [Record],
-        away: &mut [u32; PARTS_MAX],
-    ) {
-        if let Some(number) = turns.located(turn) {
-            let records = &mut records[turns.part(number)];
-            away[number] = locate(&self.tables, (self.avx2, with_routes), records, families);
-            if O::METERS {
-                prefetch_meters(&self.tables, records);
-            }
+    fn recognise_part(&mut self, arrival: Arrival, progress: &mut Progress<'_>, part: &[P::Buffer], plans: &mut [Plan]) {
+        progress.recognition.part(self.fast.avx2, &self.tables, part, plans);
+        if progress.recognition.any_unrecognised {
+            progress.unrecognised.hold_back(part, plans);
         }
-        if let Some(number) = turns.located_away(turn).filter(|number| away[*number] != 0) {
-            locate_away(&self.tables, &mut records[turns.part(number)], away[number]);
+        if self.has_fragmented(arrival) {
+            self.leave_fragmented(plans, arrival.now_ns);
         }
     }
 
-    /// The first loop over the first of two parts, whose frames are prefetched before; those of the second part now. Returns the
-    /// kinds of its packets together.
+    /// Plans and writes the packets of a part that have live flows, then those that open connections.
     #[inline(always)]
-    fn recognise_part(
-        &self,
-        last_burst: LastBurst,
-        (recognise, frames): (Recognise<'_>, &mut FramesSoFar),
-        (burst, records): (&Burst<P::Buffer>, &mut [Record]),
-        [part, next]: [Range<usize>; 2],
-    ) -> u8 {
-        if part.start == 0 {
-            prefetch_frames(&burst[part.clone()], last_burst);
-        }
-        prefetch_frames(&burst[next], last_burst);
-        let (tables, part) = (&self.tables, (&burst[part.clone()], &mut records[part]));
-        match self.avx2 {
-            Some(avx2) => recognise_by_eight(avx2, last_burst, recognise, (tables, frames), part),
-            None => recognise.burst(tables, frames, part),
-        }
-    }
-
-    /// Prefetches what is known of the backends of the probable flows, and their counters. Of packets of two families, those
-    /// of IPv4 first.
-    #[inline(never)]
-    fn prefetch_backends(&mut self, snapshot: &Snapshot, records: &[Record], families: u8) {
-        if families != Record::V6 {
-            self.prefetch_backends_of::<u32>(snapshot, records, families);
-        }
-        if families != Record::V4 {
-            self.prefetch_backends_of::<u128>(snapshot, records, families);
-        }
-    }
-
-    /// The same of one family.
-    #[inline(always)]
-    fn prefetch_backends_of<A: FastFamily>(&mut self, snapshot: &Snapshot, records: &[Record], families: u8) {
-        let (exits, counters) = (snapshot.backends.exits(), self.counters.all_slots());
-        let flows = A::split(&mut self.tables).0.hot_parts(false).flows;
-        for record in records {
-            if families != A::RECORD && !record.is_of(A::RECORD) {
-                continue;
-            }
-            if let Some(flow) = flows.get(record.candidate.entry().0) {
-                prefetch_at(counters, BackendId::counter_slot(flow.backend()).index());
-                exits.prefetch(flow.backend());
-            }
-        }
-    }
-
-    /// Sends what was rewritten, hands over what other workers own, and keeps the rest in the burst. Returns the number of
-    /// packets that were handed over.
-    fn send_known(
+    fn forward_part<'s>(
         &mut self,
-        (snapshot, arrival, are_own): (&Snapshot, Arrival, bool),
-        (burst, records): (&mut Burst<P::Buffer>, &[Record]),
-        only_port: Option<PortIndex>,
-    ) -> usize {
-        match only_port {
-            Some(port) => {
+        snapshot: &'s Snapshot,
+        hits: &Hits<'s>,
+        progress: &mut Progress<'s>,
+        part: &mut [P::Buffer],
+        plans: &mut [Plan],
+    ) {
+        let (avx2, left) = (self.fast.avx2, &mut progress.left);
+        let work = ForwardPart { hits, executor: self.executor(snapshot), left, part, plans };
+        let unplanned = match avx2 {
+            Some(avx2) => avx2.run(work),
+            None => work.one_by_one(),
+        };
+        if unplanned.of_other_flows != 0 {
+            self.forward_by_search(snapshot, hits, left, unplanned.of_other_flows, part, plans);
+        }
+        if unplanned.opening != 0 {
+            self.open_part(&mut progress.openings, left, unplanned.opening, part, plans);
+        }
+    }
+
+    /// Forwards packets of which a tag of the index looked like that of another flow.
+    #[cold]
+    #[inline(never)]
+    fn forward_by_search<'s>(
+        &mut self,
+        snapshot: &'s Snapshot,
+        hits: &Hits<'s>,
+        left: &mut u64,
+        positions: u32,
+        part: &mut [P::Buffer],
+        plans: &mut [Plan],
+    ) {
+        for position in SetBits(positions) {
+            let (buffer, plan) = (&mut part[position], &mut plans[position]);
+            let (frame, offset, protocol) = (buffer.bytes(), plan.shape.network_offset.into(), plan.shape.protocol());
+            let found = match plan.shape.family() {
+                Shape::V4 => head::tuple_at::<u32>(frame, offset, protocol)
+                    .and_then(|tuple| self.tables.v4.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
+                _ => head::tuple_at::<u128>(frame, offset, protocol)
+                    .and_then(|tuple| self.tables.v6.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
+            };
+            let hit = match found.filter(|_| *left & plan.flow_bit() == 0) {
+                None => Hit::Stays,
+                Some(found) => {
+                    plan.flow = found;
+                    match plan.shape.family() {
+                        Shape::V4 => self.executor(snapshot).forward::<u32, _>(hits, buffer, plan),
+                        _ => self.executor(snapshot).forward::<u128, _>(hits, buffer, plan),
+                    }
+                }
+            };
+            *left |= if matches!(hit, Hit::Planned(_)) { 0 } else { plan.flow_bit() };
+        }
+    }
+
+    #[inline(always)]
+    fn executor<'e>(&'e mut self, snapshot: &'e Snapshot) -> Executor<'e, O> {
+        Executor {
+            snapshot,
+            tables: HotTables::of(&mut self.tables, O::METERS),
+            counters: self.counters.all_slots(),
+            identifications: &mut self.identifications,
+            observer: &mut self.observer,
+        }
+    }
+
+    /// Prefetches what is known of the backends of the probable flows, and their counters.
+    #[inline(never)]
+    fn prefetch_backends(&mut self, snapshot: &Snapshot, plans: &[Plan]) {
+        let (exits, counters) = (snapshot.backends.exits(), self.counters.all_slots());
+        let tables = HotTables::of(&mut self.tables, false);
+        for plan in plans {
+            let (index, _) = plan.flow.entry();
+            let backend = match plan.shape.family() {
+                Shape::V4 => tables.v4.flows.get(index).map(|flow| flow.backend()),
+                _ => tables.v6.flows.get(index).map(|flow| flow.backend()),
+            };
+            if let Some(backend) = backend {
+                prefetch_at(counters, BackendId::counter_slot(backend).index());
+                exits.prefetch(backend);
+            }
+        }
+    }
+
+    /// Sends what was written, hands over what other workers own, and keeps the rest in the burst. Returns the number of
+    /// packets that were handed over. `are_own`: no packet is of another worker.
+    fn send_known(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan]) -> usize {
+        match plans.first().filter(|first| first.is_planned() && leave_alike(plans, first.shape.port)) {
+            Some(first) => {
                 self.tally.hits += burst.len() as u64;
-                self.egress.send_burst(port, burst, &mut self.tally);
+                self.egress.send_burst(PortIndex(first.shape.port), burst, &mut self.tally);
                 0
             }
-            None => self.send_some((snapshot, arrival, are_own), burst, records),
+            None => self.send_some(at, are_own, burst, plans),
         }
     }
 
     #[inline(never)]
-    fn send_some(
-        &mut self,
-        (snapshot, arrival, are_own): (&Snapshot, Arrival, bool),
-        burst: &mut Burst<P::Buffer>,
-        records: &[Record],
-    ) -> usize {
+    fn send_some(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan]) -> usize {
         let mut may_hand_over = self.egress.peers.is_some() && !are_own;
         let (mut rest, mut sent, all) = (Burst::new(), 0, burst.len());
-        for (buffer, record) in burst.drain(..).zip(records) {
+        for (buffer, plan) in burst.drain(..).zip(plans) {
             // Later packets must not overtake one whose flow is not known yet.
-            may_hand_over &= record.shape.way != STAYS || record.family() != 0;
-            match record.shape.way {
-                STAYS if may_hand_over => rest.extend(self.keep_or_hand_over(snapshot, arrival, buffer, record)),
-                STAYS => rest.push(buffer),
-                port => {
-                    sent += 1;
-                    self.egress.send(PortIndex(port), buffer, &mut self.tally);
-                }
+            may_hand_over &= plan.is_planned() || plan.shape.family() != 0;
+            if plan.is_planned() {
+                sent += 1;
+                self.egress.send(PortIndex(plan.shape.port), buffer, &mut self.tally);
+            } else if may_hand_over {
+                rest.extend(self.keep_or_hand_over(at, buffer, plan));
+            } else {
+                rest.push(buffer);
             }
         }
         self.tally.hits += sent as u64;
@@ -259,126 +321,165 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 }
 
-/// Prefetches the first cache line of each frame, which a network card or another worker wrote. The headers of IPv6 packets
-/// end in the second one. Outer headers are written into the line before.
+/// Whether all packets leave by a port. Without an early end, which would take a branch for each packet.
+#[inline(always)]
+fn leave_alike(plans: &[Plan], port: u8) -> bool {
+    let differs = |differs: u8, plan: &Plan| differs | plan.shape.port ^ port;
+    let (groups, rest) = plans.as_chunks::<LANES>();
+    let of_groups = groups.iter().fold(0, |all, group| group.iter().fold(all, differs));
+    rest.iter().fold(of_groups, differs) == 0
+}
+
+/// Whether a packet opens a TCP connection.
+#[inline(always)]
+fn opens(shape: Shape) -> bool {
+    const OTHERS: u8 = Shape::UDP | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN;
+    shape.kind & (OTHERS | tcp_flags::SYN) == tcp_flags::SYN
+}
+
+/// Prefetches the frames of the part after the one that is recognised now; of the first part these too.
+#[inline(always)]
+fn prefetch_ahead<B: Buffer>(last_burst: LastBurst, turns: Turns, number: usize, burst: &[B]) {
+    if number == 0 {
+        prefetch_frames(&burst[turns.part(number)], last_burst);
+    }
+    prefetch_frames(&burst[turns.part(number + 1)], last_burst);
+}
+
+/// Prefetches the first cache line of each frame, which a network card or another worker wrote.
 #[inline(always)]
 fn prefetch_frames<B: Buffer>(burst: &[B], last_burst: LastBurst) {
     burst.iter().for_each(|buffer| buffer.prefetch(0));
-    if last_burst.families & Record::V6 != 0 {
+    if last_burst.kinds & Shape::V6 != 0 {
         burst.iter().for_each(|buffer| buffer.prefetch(END_V6));
     }
-    if last_burst.most.contains(&ForwardLoop::IntoTunnels) {
+    if last_burst.operations & operation::ENCAPSULATE != 0 {
         burst.iter().for_each(|buffer| buffer.prefetch(-1));
     }
 }
 
 /// The last byte of an untagged frame that the fast path reads of IPv6.
 #[allow(clippy::cast_possible_wrap)] // far below 2^31
-const END_V6: isize = (UNTAGGED + HEAD_V6 - 1) as isize;
+const END_V6: isize = (head::UNTAGGED + size_of::<head::HeadV6>() - 1) as isize;
 
-/// The second loop: finds the probable flow of each packet, and prefetches it, perhaps with the route to the client.
-/// `families` has at least those of the records. Returns the positions, as bits, of those that may be found in another line
-/// of tags, which is prefetched.
-fn locate(tables: &FlowTables, (avx2, with_routes): (Option<Avx2>, bool), records: &mut [Record], families: u8) -> u32 {
-    match (families, avx2) {
-        (Record::V4, Some(avx2)) => avx2.run(Locate { table: &tables.v4, with_routes, records }),
-        (Record::V6, Some(avx2)) => avx2.run(Locate { table: &tables.v6, with_routes, records }),
-        (Record::V4, None) => locate_all(&tables.v4, with_routes, records),
-        (Record::V6, None) => locate_all(&tables.v6, with_routes, records),
-        _ => locate_mixed(tables, records),
+/// Packets whose probable flows are found and prefetched.
+struct Locate<'a> {
+    tables: &'a FlowTables,
+    /// The families that are among the packets.
+    families: u8,
+    /// Whether routes to clients are prefetched too.
+    with_routes: bool,
+    plans: &'a mut [Plan],
+}
+
+impl Vectorised for Locate<'_> {
+    type Output = u32;
+
+    /// Returns the positions, as bits, of those that may be found in another line of tags, which is prefetched.
+    #[inline(always)]
+    fn run(self, avx2: Avx2) -> u32 {
+        self.by(avx2)
     }
 }
 
-/// The second loop for records of one family, on a processor with AVX2.
-struct Locate<'a, A: Address> {
-    table: &'a FlowTable<A>,
-    with_routes: bool,
-    records: &'a mut [Record],
+impl Locate<'_> {
+    #[inline(always)]
+    fn by(self, compare: impl Compare) -> u32 {
+        let Self { tables, families, with_routes, plans } = self;
+        // In none of the loops a packet is asked whether its route should be fetched; that of IPv6 is in the line of the flow.
+        let v6 = tables.v6.candidates(compare, false);
+        match (families, with_routes) {
+            (Shape::V4, true) => located(plans, tables.v4.candidates(compare, true)),
+            (Shape::V4, false) => located(plans, tables.v4.candidates(compare, false)),
+            (Shape::V6, _) => located(plans, v6),
+            _ => located(plans, BothFamilies { v4: tables.v4.candidates(compare, with_routes), v6 }),
+        }
+    }
 }
 
-impl<A: Address> Vectorised for Locate<'_, A> {
-    type Output = u32;
+/// A search for probable flows. No closure: the compiler may keep one as a function, which is compiled for any processor.
+trait Search {
+    /// `None` stands for [`Candidate::AWAY`]. The flow of a packet that is not recognised does not matter.
+    fn of(&self, plan: &Plan) -> Option<Candidate>;
+}
 
+impl<A: Address, C: Compare> Search for CandidateSearch<'_, A, C> {
     #[inline(always)]
-    fn run(self, avx2: Avx2) -> u32 {
-        // Two loops, of which neither looks at each packet whether it should prefetch the route.
-        if self.with_routes {
-            locate_by(avx2, (self.table, true), self.records)
-        } else {
-            locate_by(avx2, (self.table, false), self.records)
+    fn of(&self, plan: &Plan) -> Option<Candidate> {
+        self.of_hash(plan.hash)
+    }
+}
+
+/// The search for packets of both families.
+struct BothFamilies<'t, C> {
+    v4: CandidateSearch<'t, u32, C>,
+    v6: CandidateSearch<'t, u128, C>,
+}
+
+impl<C: Compare> Search for BothFamilies<'_, C> {
+    #[inline(always)]
+    fn of(&self, plan: &Plan) -> Option<Candidate> {
+        match plan.shape.family() {
+            Shape::V4 => self.v4.of_hash(plan.hash),
+            _ => self.v6.of_hash(plan.hash),
         }
+    }
+}
+
+/// Sets the probable flow of each packet. Returns the positions of those that may be found in another line.
+#[inline(always)]
+fn located(plans: &mut [Plan], search: impl Search) -> u32 {
+    let mut away = 0;
+    for (position, plan) in plans.iter_mut().enumerate() {
+        plan.flow = search.of(plan).unwrap_or_else(|| {
+            away |= 1 << position;
+            Candidate::AWAY
+        });
+    }
+    away
+}
+
+/// Finds the probable flow of each packet and prefetches it, see [`Locate`].
+#[inline(never)]
+fn locate(avx2: Option<Avx2>, tables: &FlowTables, families: u8, with_routes: bool, plans: &mut [Plan]) -> u32 {
+    let work = Locate { tables, families, with_routes, plans };
+    match avx2 {
+        Some(avx2) => avx2.run(work),
+        None => work.by(AnyProcessor),
+    }
+}
+
+/// The same for those at positions that [`locate`] returned, a turn later: in a full table one packet in fifteen.
+#[inline(never)]
+fn locate_away(tables: &FlowTables, plans: &mut [Plan], away: u32) {
+    for position in SetBits(away) {
+        let plan = &mut plans[position];
+        plan.flow = match plan.shape.family() {
+            Shape::V4 => tables.v4.candidate_away(plan.hash),
+            _ => tables.v6.candidate_away(plan.hash),
+        };
     }
 }
 
 /// Prefetches the lines of tags of packets that were recognised without.
 #[inline(never)]
-fn prefetch_tags(tables: &FlowTables, records: &[Record]) {
-    for record in records {
-        match record.family() {
-            Record::V4 => tables.v4.prefetch(record.hash),
-            _ => tables.v6.prefetch(record.hash),
+fn prefetch_tags(tables: &FlowTables, plans: &[Plan]) {
+    for plan in plans {
+        match plan.shape.family() {
+            Shape::V4 => tables.v4.prefetch(plan.hash),
+            _ => tables.v6.prefetch(plan.hash),
         }
     }
 }
 
 /// Prefetches the meters of the probable flows.
 #[inline(never)]
-fn prefetch_meters(tables: &FlowTables, records: &[Record]) {
-    for record in records {
-        let (index, _) = record.candidate.entry();
-        match record.family() {
-            Record::V4 => tables.v4.prefetch_meter(index),
+fn prefetch_meters(tables: &FlowTables, plans: &[Plan]) {
+    for plan in plans {
+        let (index, _) = plan.flow.entry();
+        match plan.shape.family() {
+            Shape::V4 => tables.v4.prefetch_meter(index),
             _ => tables.v6.prefetch_meter(index),
         }
-    }
-}
-
-/// The same for records of one family, and of packets that are left, whose flows do not matter.
-#[inline(never)]
-fn locate_all<A: Address>(table: &FlowTable<A>, with_routes: bool, records: &mut [Record]) -> u32 {
-    locate_by(AnyProcessor, (table, with_routes), records)
-}
-
-#[inline(always)]
-fn locate_by<A: Address>(compare: impl Compare, (table, with_routes): (&FlowTable<A>, bool), records: &mut [Record]) -> u32 {
-    let (candidates, mut away) = (table.candidates(compare, with_routes), 0);
-    for (position, record) in records.iter_mut().enumerate() {
-        set_candidate(record, candidates.of(record.hash), (position, &mut away));
-    }
-    away
-}
-
-#[inline(never)]
-fn locate_mixed(tables: &FlowTables, records: &mut [Record]) -> u32 {
-    let mut away = 0;
-    for (position, record) in records.iter_mut().enumerate() {
-        let candidate = match record.family() {
-            Record::V4 => tables.v4.candidates(AnyProcessor, true).of(record.hash),
-            Record::V6 => tables.v6.candidates(AnyProcessor, true).of(record.hash),
-            _ => Some(Candidate::NONE),
-        };
-        set_candidate(record, candidate, (position, &mut away));
-    }
-    away
-}
-
-/// Sets the candidate of the record at a position, which becomes a bit of `away` if the candidate is.
-#[inline(always)]
-fn set_candidate(record: &mut Record, candidate: Option<Candidate>, (position, away): (usize, &mut u32)) {
-    record.candidate = candidate.unwrap_or_else(|| {
-        *away |= 1 << position;
-        Candidate::AWAY
-    });
-}
-
-/// The same for those at positions that [`locate`] returned, a turn later: in a full table one packet in fifteen.
-#[inline(never)]
-fn locate_away(tables: &FlowTables, records: &mut [Record], away: u32) {
-    for position in SetBits(away) {
-        let record = &mut records[position];
-        record.candidate = match record.family() {
-            Record::V4 => tables.v4.candidate_away(record.hash),
-            _ => tables.v6.candidate_away(record.hash),
-        };
     }
 }

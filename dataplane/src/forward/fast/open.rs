@@ -1,12 +1,12 @@
-//! The loop of the fast path for packets that open connections: of those the index shows that they have no flow. It
-//! takes what most of them are: SYNs to a frontend of mode `nat` that chooses backends by hash, while there is room
-//! for their flows and a rested port. It creates the flow and rewrites the packet. All other packets are left, and
-//! nothing is changed for them.
+//! Opens the flows of connections: of packets of which the index shows that they have no flow. It takes SYNs as most are: to
+//! a frontend of mode `nat` that chooses backends by hash, while there is room for their flows and a rested port. It creates
+//! the flow and plans the packet, which is written with those of known flows. All other packets are left, and nothing is
+//! changed for them.
 //!
-//! It consists of four loops over a part: the first chooses a backend for each packet and prefetches its oldest SNAT port,
-//! the second takes that port and prefetches the line of tags of the replies, the third finds room in the index, and the
-//! fourth creates the flows and rewrites the packets. What is the same for many packets is kept from one to the next, that
-//! of backends from one burst to the next (`backends`).
+//! Four loops over a part: the first chooses a backend for each packet and prefetches its oldest SNAT port, the second takes
+//! that port and prefetches the line of tags of the replies, the third finds room in the index, and the fourth creates the
+//! flows. Lookups that most packets share are kept from one packet to the next, backends from one burst to the next
+//! (`backends`).
 //!
 //! **Invariant:** for each packet that it takes, `decide` would create the same flow and forward the same bytes
 //! (`tests/flows/openings.rs`).
@@ -17,43 +17,58 @@ mod backends;
 
 use arrayvec::ArrayVec;
 
-use super::follow::{FastFamily, PacketHead};
-use super::progress::Progress;
-use super::record::{PART_MAX, Record, STAYS};
-use super::rewrite::{Rewritten, framed, identification};
+use super::execute::ExecutedFamily;
+use super::plan::{Plan, operation};
+use super::turns::PART_MAX;
 use crate::flow::{
-    BackendId, BegunFlow, Candidate, Direction, FLOWS_FACTOR, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget,
-    Tick, may_grow,
+    BackendId, BegunFlow, FLOWS_FACTOR, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick, may_grow,
 };
 use crate::forward::decide::{first_snat_address, may_lease, unresolved_client};
 use crate::forward::engine::Engine;
-use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
-use crate::port::{Arrival, BURST, Link, Origin, Port, PortIndex};
+use crate::forward::observer::Observe;
+use crate::forward::sort::Ingress;
+use crate::port::{BURST, Link, Origin, Port};
 use crate::snapshot::{Exit, Frontend, RouteTo, Snapshot};
 use crate::stats::{FrontendNumber, ServiceNumber};
-use crate::wire::{Address, Buffer, Tuple, TupleKey, protocol};
-pub(in crate::forward) use backends::OpeningBackends;
+use crate::wire::plain::head::{Head, tuple_at};
+use crate::wire::processor::SetBits;
+use crate::wire::{Address, Buffer, Shape, Tuple, TupleKey, protocol};
+pub(super) use backends::OpeningBackends;
 
 /// Packets of a part, as flows.
 #[allow(clippy::cast_possible_truncation)] // 32
 const PARTS_ROOM: u32 = PART_MAX as u32;
 
-/// Positions, as bits, of the packets of a part that open connections and have no flow.
-#[inline(never)]
-pub(super) fn openings(records: &[Record]) -> u32 {
-    let opens = |record: &Record| record.opens() && record.candidate == Candidate::NONE;
-    (0..).zip(records).filter(|(_, record)| opens(record)).fold(0, |positions, (at, _)| positions | 1 << at)
+/// The packets of a burst that open connections, by family. Empty until there is one.
+pub(super) struct Openings<'s> {
+    at: Ingress<'s>,
+    has_peers: bool,
+    v4: Option<Opening<'s, u32>>,
+    v6: Option<Opening<'s, u128>>,
+    opened: u64,
 }
 
-/// What the loop depends on besides packets and flows, and what it knows of the burst: the packets of one family.
-pub(super) struct Opening<'s, A> {
-    snapshot: &'s Snapshot,
-    arrival: Arrival,
+impl<'s> Openings<'s> {
+    pub(super) fn new(at: Ingress<'s>, has_peers: bool) -> Self {
+        Self { at, has_peers, v4: None, v6: None, opened: 0 }
+    }
+
+    /// Number of connections that were opened.
+    pub(super) fn opened(&self) -> u64 {
+        self.opened
+    }
+}
+
+/// What the opening of connections depends on besides packets and flows, and what it knows of the burst: the packets of one
+/// family.
+struct Opening<'s, A> {
+    at: Ingress<'s>,
     now: Tick,
     /// Whether the packets may be of flows that other workers own.
     may_be_of_others: bool,
     /// The link by which the packet before arrived, and its MTU.
-    arrived: (Link, u16),
+    arrived_by: Link,
+    arrival_mtu: u16,
     /// Free room in the flow table, if it is so little that services have shares of it.
     scarce_room: Option<u32>,
     /// Hashes of the packets that were taken, whose flows are not in the index when later packets are looked up; and a bit
@@ -61,25 +76,43 @@ pub(super) struct Opening<'s, A> {
     taken: ArrayVec<u64, BURST>,
     taken_bits: [u64; 16],
     /// The frontend of the packet before, which most often is that of the next.
-    front: Option<OpeningFrontend<'s, A>>,
+    frontend: Option<OpeningFrontend<'s, A>>,
     /// The first and the last address around a client that are behind the same router, with a known Ethernet address, and
     /// may be clients too. Of no client at first.
-    behind_router: (A, A),
+    behind_router: [A; 2],
 }
 
 /// A frontend at one of its addresses.
-#[derive(Clone, Copy)]
 struct OpeningFrontend<'s, A> {
-    /// Its address and port.
-    at: (A, u16),
+    address: A,
+    port: u16,
     frontend: &'s Frontend,
     /// Its number for the counters.
     number: FrontendNumber,
-    /// Whether the loop takes packets for it.
+    /// Whether packets for it are taken.
     is_taken: bool,
     has_source_ranges: bool,
     /// The link towards the backend of the packet before, and the SNAT addresses for it.
-    snat: Option<(Link, &'s [SnatAddress<A>])>,
+    snat_link: Option<Link>,
+    snat: &'s [SnatAddress<A>],
+}
+
+impl<'s, A: Address> OpeningFrontend<'s, A> {
+    #[inline(never)]
+    fn of(snapshot: &'s Snapshot, address: A, port: u16) -> Option<Self> {
+        let (frontend, number) = snapshot.numbered_frontend(address, protocol::TCP, port)?;
+        let is_taken = frontend.mode() == FlowMode::Nat && frontend.is_hashed();
+        let has_source_ranges = frontend.has_source_ranges();
+        Some(Self { address, port, frontend, number, is_taken, has_source_ranges, snat_link: None, snat: &[] })
+    }
+
+    #[inline(always)]
+    fn snat(&mut self, snapshot: &'s Snapshot, link: Link) -> &'s [SnatAddress<A>] {
+        if self.snat_link != Some(link) {
+            (self.snat_link, self.snat) = (Some(link), snapshot.snat(link, self.address));
+        }
+        self.snat
+    }
 }
 
 /// Where a client is.
@@ -93,7 +126,7 @@ enum Client {
 
 /// What was chosen for a packet that may open a connection.
 struct Chosen<'s, A> {
-    at: usize,
+    position: usize,
     exit: &'s Exit,
     /// See [`BackendId::packed_with`].
     backend: u32,
@@ -110,12 +143,11 @@ struct Chosen<'s, A> {
 
 /// A packet that will open a connection.
 struct Opens<'s, K> {
-    at: usize,
+    position: usize,
     exit: &'s Exit,
     /// See [`BackendId::packed_with`].
     backend: u32,
     service: ServiceNumber,
-    /// The replies, and their hash.
     reply: K,
     reply_hash: u64,
     /// The pool of its SNAT port.
@@ -124,68 +156,49 @@ struct Opens<'s, K> {
     rooms: [IndexSlot; 2],
 }
 
-impl<'s, A: Address> OpeningFrontend<'s, A> {
-    #[inline(always)]
-    fn snat(&mut self, snapshot: &'s Snapshot, link: Link) -> &'s [SnatAddress<A>] {
-        match self.snat {
-            Some((last, addresses)) if last == link => addresses,
-            _ => {
-                let addresses = snapshot.snat(link, self.at.0);
-                self.snat = Some((link, addresses));
-                addresses
-            }
-        }
-    }
-}
-
 impl<'s, A: Address> Opening<'s, A> {
-    fn new(snapshot: &'s Snapshot, arrival: Arrival, has_peers: bool) -> Self {
+    fn new(at: Ingress<'s>, has_peers: bool) -> Self {
+        let Ingress { snapshot, arrival } = at;
         Self {
-            snapshot,
-            arrival,
+            at,
             now: Tick::at(arrival.now_ns),
             may_be_of_others: has_peers && arrival.origin == Origin::Port,
-            arrived: (arrival.link, snapshot.mtu(arrival.link)),
+            arrived_by: arrival.link,
+            arrival_mtu: snapshot.mtu(arrival.link),
             scarce_room: None,
             taken: ArrayVec::new(),
             taken_bits: [0; 16],
-            front: None,
-            behind_router: (A::from_wide(1), A::from_wide(0)),
+            frontend: None,
+            behind_router: [A::from_wide(1), A::from_wide(0)],
         }
     }
 
-    /// The frontend of a packet, if the loop takes packets for it.
+    /// The frontend of a packet, if packets for it are taken.
     #[inline(always)]
-    fn front(&mut self, tuple: &Tuple<A>) -> Option<&mut OpeningFrontend<'s, A>> {
-        let at = (tuple.destination, tuple.destination_port);
-        if self.front.as_ref().is_none_or(|front| front.at != at) {
-            self.front = self.look_up_front(at);
+    fn frontend(&mut self, tuple: &Tuple<A>) -> Option<&mut OpeningFrontend<'s, A>> {
+        let (address, port) = (tuple.destination, tuple.destination_port);
+        if self.frontend.as_ref().is_none_or(|frontend| (frontend.address, frontend.port) != (address, port)) {
+            self.frontend = OpeningFrontend::of(self.at.snapshot, address, port);
         }
-        self.front.as_mut().filter(|front| front.is_taken)
-    }
-
-    #[inline(never)]
-    fn look_up_front(&self, at: (A, u16)) -> Option<OpeningFrontend<'s, A>> {
-        let (frontend, number) = self.snapshot.numbered_frontend(at.0, protocol::TCP, at.1)?;
-        let is_taken = frontend.mode() == FlowMode::Nat && frontend.is_hashed();
-        Some(OpeningFrontend { at, frontend, number, is_taken, has_source_ranges: frontend.has_source_ranges(), snat: None })
+        self.frontend.as_mut().filter(|frontend| frontend.is_taken)
     }
 
     /// Where a client is; `None` if packets from this address are not forwarded.
     #[inline(always)]
     fn client(&mut self, client: A) -> Option<Client> {
-        let (first, last) = self.behind_router;
-        if first <= client && client <= last { Some(Client::BehindRouter) } else { self.look_for_client(client) }
+        let [first, last] = self.behind_router;
+        if first <= client && client <= last { Some(Client::BehindRouter) } else { self.find_client(client) }
     }
 
     #[inline(never)]
-    fn look_for_client(&mut self, client: A) -> Option<Client> {
-        let clients = self.snapshot.clients_around(client)?;
-        let (behind_router, route) = self.snapshot.routes().to_range(client);
+    fn find_client(&mut self, client: A) -> Option<Client> {
+        let snapshot = self.at.snapshot;
+        let clients = snapshot.clients_around(client)?;
+        let (behind_router, route) = snapshot.routes().to_range(client);
         if let (Some((first, last)), RouteTo::NextHop(slot)) = (behind_router, route)
-            && self.snapshot.exit(slot).is_some()
+            && snapshot.exit(slot).is_some()
         {
-            self.behind_router = (first.max(clients.0), last.min(clients.1));
+            self.behind_router = [first.max(clients.0), last.min(clients.1)];
             return Some(Client::BehindRouter);
         }
         Some(Client::Elsewhere)
@@ -194,10 +207,10 @@ impl<'s, A: Address> Opening<'s, A> {
     /// MTU of the link by which a packet arrived.
     #[inline(always)]
     fn mtu(&mut self, link: Link) -> u16 {
-        if self.arrived.0 != link {
-            self.arrived = (link, self.snapshot.mtu(link));
+        if self.arrived_by != link {
+            (self.arrived_by, self.arrival_mtu) = (link, self.at.snapshot.mtu(link));
         }
-        self.arrived.1
+        self.arrival_mtu
     }
 
     /// Whether no packet with this hash was taken before or, as far as some bits of it tell, left.
@@ -221,103 +234,113 @@ impl<'s, A: Address> Opening<'s, A> {
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// The loop, for the packets of one family in a part of a burst at the positions that are bits of `openings`.
-    #[inline(always)]
-    pub(super) fn open_part<'s, A: Rewritten>(
+    /// Opens the connections of packets at positions of a part, and writes these. The others are left.
+    #[inline(never)]
+    pub(super) fn open_part<'s>(
         &mut self,
-        (snapshot, arrival): (&'s Snapshot, Arrival),
-        opening: &mut Option<Opening<'s, A>>,
+        openings: &mut Openings<'s>,
+        left: &mut u64,
+        positions: u32,
         part: &mut [P::Buffer],
-        (records, openings): (&mut [Record], u32),
-        progress: &mut Progress,
+        plans: &mut [Plan],
     ) {
-        if openings != 0 {
-            let has_peers = self.egress.peers.is_some();
-            let opening = opening.get_or_insert_with(|| Opening::new(snapshot, arrival, has_peers));
-            self.open_each(opening, part, (records, openings), progress);
+        let Openings { at, has_peers, v4, v6, opened } = openings;
+        let is_v4 = |position: &usize| plans[*position].shape.family() == Shape::V4;
+        let of_v4 = SetBits(positions).filter(is_v4).fold(0, |all, position| all | 1_u32 << position);
+        if of_v4 != 0 {
+            let opening = v4.get_or_insert_with(|| Opening::new(*at, *has_peers));
+            *opened += self.open_family::<u32>(opening, left, of_v4, part, plans);
+        }
+        if of_v4 != positions {
+            let opening = v6.get_or_insert_with(|| Opening::new(*at, *has_peers));
+            *opened += self.open_family::<u128>(opening, left, positions & !of_v4, part, plans);
         }
     }
 
+    /// The same for the packets of one family.
     #[inline(never)]
-    fn open_each<A: Rewritten>(
+    fn open_family<'s, A: ExecutedFamily>(
         &mut self,
-        opening: &mut Opening<'_, A>,
+        opening: &mut Opening<'s, A>,
+        left: &mut u64,
+        positions: u32,
         part: &mut [P::Buffer],
-        (records, openings): (&mut [Record], u32),
-        progress: &mut Progress,
-    ) {
+        plans: &mut [Plan],
+    ) -> u64 {
         let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
         // Packets that met here may be of others, and those that begin anew here are.
-        let is_left = matches!(opening.arrival.origin, Origin::OwnerUnknown | Origin::Begun);
+        let is_left = matches!(opening.at.arrival.origin, Origin::OwnerUnknown | Origin::Begun);
         let room = if is_left { 0 } else { room };
         // Half as much again as binds: the packets of this part may use it up.
-        let is_scarce = opening.snapshot.has_many_services() && room < (self.max_flows / 16 * 3).saturating_add(PARTS_ROOM);
+        let is_scarce = opening.at.snapshot.has_many_services() && room < (self.max_flows / 16 * 3).saturating_add(PARTS_ROOM);
         opening.scarce_room = is_scarce.then_some(room);
         let room = room as usize;
         let mut chosen: ArrayVec<Chosen<'_, A>, PART_MAX> = ArrayVec::new();
-        for (at, (record, buffer)) in records.iter().zip(&*part).enumerate() {
-            if openings >> at & 1 == 0 || record.family() != A::RECORD {
-                continue;
-            }
-            let may_open = chosen.len() < room && opening.is_first(record.hash, progress.left);
-            if may_open && self.choose::<A>((at, record), buffer, opening, &mut chosen).is_some() {
-                opening.take(record.hash);
+        for position in SetBits(positions) {
+            let (plan, buffer) = (&plans[position], &part[position]);
+            let may_open = chosen.len() < room && opening.is_first(plan.hash, *left);
+            if may_open && self.choose::<A>(position, plan, buffer, opening, &mut chosen).is_some() {
+                opening.take(plan.hash);
             } else {
-                progress.leave_one(record.hash);
+                *left |= plan.flow_bit();
             }
         }
         let mut opens: ArrayVec<Opens<'_, A::Key>, PART_MAX> = ArrayVec::new();
         for one in &chosen {
-            let (Some(record), Some(buffer)) = (records.get(one.at), part.get(one.at)) else { continue };
-            if self.take_port::<A>(one, (record, buffer), opening, &mut opens).is_none() {
-                progress.leave_one(record.hash);
+            let (plan, buffer) = (&plans[one.position], &part[one.position]);
+            if self.take_port::<A>(one, plan, buffer, opening, &mut opens).is_none() {
+                *left |= plan.flow_bit();
             }
         }
         let table = A::table(&self.tables);
         for open in &mut opens {
-            if let Some(record) = records.get(open.at) {
-                open.rooms = [record.hash, open.reply_hash].map(|hash| table.room_for(hash));
-            }
+            open.rooms = [plans[open.position].hash, open.reply_hash].map(|hash| table.room_for(hash));
         }
+        let (snapshot, mut opened) = (opening.at.snapshot, 0);
         for open in &opens {
-            if let (Some(record), Some(buffer)) = (records.get_mut(open.at), part.get_mut(open.at)) {
-                let port = self.begin::<A>(opening, open, buffer, record);
-                progress.opened += u64::from(port.is_some());
-                record.shape.way = port.map_or(STAYS, |port| port.0);
-                progress.add_port(record.shape.way);
+            let (buffer, plan) = (&mut part[open.position], &mut plans[open.position]);
+            if self.begin::<A>(opening.now, open, buffer, plan).is_none() {
+                *left |= plan.flow_bit();
+            } else if self.executor(snapshot).one::<A, _>(buffer, plan, open.exit).is_some() {
+                opened += 1;
+            } else {
+                plan.shape.port = Shape::STAYS;
+                *left |= plan.flow_bit();
             }
         }
+        opened
     }
 
     /// Chooses backend and SNAT pool for one packet, and adds it to those that may open connections. `None`: it is left.
     #[inline(always)]
-    fn choose<'s, A: FastFamily>(
+    fn choose<'s, A: ExecutedFamily>(
         &mut self,
-        (at, record): (usize, &Record),
+        position: usize,
+        plan: &Plan,
         buffer: &P::Buffer,
         opening: &mut Opening<'s, A>,
         chosen: &mut ArrayVec<Chosen<'s, A>, PART_MAX>,
     ) -> Option<()> {
-        let head = A::Head::of(buffer.bytes(), record.shape.network_offset.into())?;
-        let tuple = A::key(head).tuple(protocol::TCP);
-        let (snapshot, arrival) = (opening.snapshot, opening.arrival);
+        let tuple = tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP)?;
+        let at = opening.at;
+        let snapshot = at.snapshot;
         let client = opening.client(tuple.source)?;
-        if opening.may_be_of_others && self.other_owner(snapshot, arrival, record, &tuple).is_some() {
+        if opening.may_be_of_others && self.other_owner(at, plan, &tuple).is_some() {
             return None;
         }
-        let arrival_mtu = opening.mtu(record.link);
-        let front = opening.front(&tuple)?;
-        if front.has_source_ranges && !front.frontend.allows(tuple.source) {
+        let arrival_mtu = opening.mtu(plan.link);
+        let of = opening.frontend(&tuple)?;
+        if of.has_source_ranges && !of.frontend.allows(tuple.source) {
             return None;
         }
-        let (frontend, number) = (front.frontend, front.number);
+        let (frontend, number) = (of.frontend, of.number);
         let id = frontend.hashed_backend(&tuple)?;
-        let backend = self.opening_backends.get::<A>(snapshot, id)?;
-        let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, record.hash))?;
-        if record.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
+        let backend = self.fast.backends.get::<A>(snapshot, id)?;
+        let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, plan.hash))?;
+        if plan.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
             return None;
         }
-        let addresses = front.snat(snapshot, exit.link);
+        let addresses = of.snat(snapshot, exit.link);
         if let Some(room) = opening.scarce_room {
             // As if all that were chosen before were flows of this service.
             let before = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
@@ -326,31 +349,33 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
                 return None;
             }
         }
-        let first = first_snat_address(record.hash, addresses.len());
+        let first = first_snat_address(plan.hash, addresses.len());
         let &SnatAddress { address, index } = addresses.get(first)?;
         let pool = PoolId::new(backend.target, index);
         self.ports.prefetch_oldest(pool);
         let towards =
             SnatTarget { slot: backend.target, address: backend.address(), port: backend.port, protocol: protocol::TCP };
         let (backend, service) = (id.packed_with(number), frontend.number);
-        chosen.try_push(Chosen { at, exit, backend, service, towards, addresses, first, address, pool, client }).ok()
+        let one = Chosen { position, exit, backend, service, towards, addresses, first, address, pool, client };
+        chosen.try_push(one).ok()
     }
 
     /// Takes a SNAT port for one packet and adds it to those that open connections. `None`: it is left.
     #[inline(always)]
-    fn take_port<'s, A: FastFamily>(
+    fn take_port<'s, A: ExecutedFamily>(
         &mut self,
         one: &Chosen<'s, A>,
-        (record, buffer): (&Record, &P::Buffer),
+        plan: &Plan,
+        buffer: &P::Buffer,
         opening: &Opening<'s, A>,
         opens: &mut ArrayVec<Opens<'s, A::Key>, PART_MAX>,
     ) -> Option<()> {
-        let &Chosen { at, exit, backend, service, towards, addresses, first, address, pool, client } = one;
-        let (snapshot, arrival, now) = (opening.snapshot, opening.arrival, opening.now);
-        let tuple = || Some(A::key(A::Head::of(buffer.bytes(), record.shape.network_offset.into())?).tuple(protocol::TCP));
+        let &Chosen { position, exit, backend, service, towards, addresses, first, address, pool, client } = one;
+        let (snapshot, now) = (opening.at.snapshot, opening.now);
+        let tuple = || tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP);
         if self.ports.is_shared(pool) {
             let table = A::split(&mut self.tables).0;
-            if !may_lease((table, &self.ports), tuple()?.source, towards.slot, addresses) {
+            if !may_lease(table, &self.ports, tuple()?.source, towards.slot, addresses) {
                 return None;
             }
         }
@@ -383,61 +408,41 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         if opening.may_be_of_others
             && let Some(tuple) = tuple()
         {
-            self.observe_queue(arrival, buffer, record, &tuple);
+            self.observe_queue(opening.at.arrival, buffer, plan, &tuple);
         }
-        opens
-            .try_push(Opens { at, exit, backend, service, reply, reply_hash, pool: lease.pool, rooms: [IndexSlot::NONE; 2] })
-            .ok()
+        let rooms = [IndexSlot::NONE; 2];
+        opens.try_push(Opens { position, exit, backend, service, reply, reply_hash, pool: lease.pool, rooms }).ok()
     }
 
-    /// Creates a flow, rewrites its first packet and counts both. Returns the port by which it leaves; `None` if it is left.
+    /// Creates a flow and plans its first packet. `None`: it is left.
     #[inline(always)]
-    fn begin<A: Rewritten>(
+    fn begin<'s, A: ExecutedFamily>(
         &mut self,
-        opening: &Opening<'_, A>,
-        open: &Opens<'_, A::Key>,
-        buffer: &mut P::Buffer,
-        record: &mut Record,
-    ) -> Option<PortIndex> {
-        let head = A::Head::of(buffer.bytes(), record.shape.network_offset.into())?;
+        now: Tick,
+        open: &Opens<'s, A::Key>,
+        buffer: &P::Buffer,
+        plan: &mut Plan,
+    ) -> Option<()> {
+        let head = A::Head::of(buffer.bytes(), plan.shape.network_offset.into())?;
         let from = A::key(head);
         let flow = BegunFlow {
             keys: [&from, &open.reply],
-            hashes: [record.hash, open.reply_hash],
+            hashes: [plan.hash, open.reply_hash],
             rooms: open.rooms,
             backend: open.backend,
             pool: open.pool,
             initial_sequence: A::sequence(head),
         };
-        let table = A::split(&mut self.tables).0;
-        let Ok(candidate) = table.begin(&flow, opening.now) else {
+        let Ok(candidate) = A::split(&mut self.tables).0.begin(&flow, now) else {
             // The index has no room: the slow path says so.
             let port = open.reply.tuple(protocol::TCP).destination_port;
-            self.ports.release(open.pool, port, opening.now);
+            self.ports.release(open.pool, port, now);
             return None;
         };
-        record.candidate = candidate;
+        plan.flow = candidate;
+        plan.leaves(open.exit, operation::HOP | operation::TRANSLATE);
         self.tally.new_flows += 1;
-        let slot = BackendId::counter_slot(open.backend);
-        self.counters.flow_began(slot, open.service);
-        let counters = self.counters.at(slot);
-        let exit = open.exit;
-        let identification = identification::<A>(&mut self.identifications, &open.reply, record);
-        let begun = table.hot_parts(false).flows.get(candidate.entry().0);
-        let change = || begun.map_or(0, |flow| flow.change_of_sum(Direction::ToBackend));
-        A::rewrite(framed::<A>(buffer, exit, record)?, &open.reply, change, false, identification);
-        if record.shape.is_padded() {
-            buffer.truncate(exit.link_bytes() + usize::from(record.shape.packet_len));
-        }
-        counters.forwarded(false, record.shape.packet_len);
-        self.observer.observe(buffer, PacketOutcome::Forward(exit.port), || {
-            let Tuple { destination: vip, destination_port: port, protocol, .. } = from.tuple(protocol::TCP);
-            Some(PacketFlow { vip: vip.ip(), port, protocol, backend: BackendId::unpacked(open.backend) })
-        });
-        if O::METERS {
-            let meters = &mut table.hot_parts(true).meters;
-            meters.count(candidate.entry().0, Direction::ToBackend, record.shape.packet_len);
-        }
-        Some(exit.port)
+        self.counters.flow_began(BackendId::counter_slot(open.backend), open.service);
+        Some(())
     }
 }

@@ -5,7 +5,14 @@
 
 use std::ops::Range;
 
-use super::record::part_len;
+use crate::port::BURST;
+use crate::wire::processor::LANES;
+
+/// Maximum number of packets in a part. Positions in it are bits of a `u32`.
+pub(super) const PART_MAX: usize = 32;
+/// Maximum number of parts of a burst: by whole vectors, no part is smaller.
+pub(super) const PARTS_MAX: usize = BURST / LANES;
+const _: () = assert!(PART_MAX <= u32::BITS as usize && PART_MAX.is_multiple_of(LANES));
 
 /// Turns from the first loop to the second: the tags arrive.
 const LOCATE: usize = 1;
@@ -14,6 +21,8 @@ const LOCATE_AWAY: usize = 2;
 /// To the third loop: the flows of those arrive too. With many backends these are fetched in this turn, and the third loop is
 /// one turn later.
 const FORWARD: usize = 3;
+// No stage works on a part before the one that it reads the result of.
+const _: () = assert!(0 < LOCATE && LOCATE < LOCATE_AWAY && LOCATE_AWAY < FORWARD);
 
 /// See the module.
 #[derive(Clone, Copy)]
@@ -27,8 +36,15 @@ pub(super) struct Turns {
 impl Turns {
     /// For a burst of `len` packets.
     pub(super) fn new(len: usize, has_many_backends: bool) -> Self {
-        let part_len = part_len(len);
+        // Equal parts of at most `PART_MAX`, but for whole vectors, and at least two: while one part is worked on, the memory
+        // arrives that others need.
+        let part_len = len.div_ceil(len.div_ceil(PART_MAX).max(2)).next_multiple_of(LANES).max(LANES);
         Self { len, part_len, parts: len.div_ceil(part_len), has_many_backends }
+    }
+
+    /// Number of parts.
+    pub(super) fn parts(self) -> usize {
+        self.parts
     }
 
     /// Number of turns.
@@ -36,10 +52,10 @@ impl Turns {
         self.parts + FORWARD + usize::from(self.has_many_backends)
     }
 
-    /// The part that is recognised in a turn.
+    /// The number of the part that is recognised in a turn.
     #[inline(always)]
-    pub(super) fn recognised(self, turn: usize) -> Option<Range<usize>> {
-        self.at(turn, 0).map(|number| self.part(number))
+    pub(super) fn recognised(self, turn: usize) -> Option<usize> {
+        self.at(turn, 0)
     }
 
     /// The number of the part whose flows are located in a turn.
@@ -56,14 +72,14 @@ impl Turns {
 
     /// The part of which backends are fetched in a turn.
     #[inline(always)]
-    pub(super) fn with_backends(self, turn: usize) -> Option<Range<usize>> {
-        self.at(turn, FORWARD).filter(|_| self.has_many_backends).map(|number| self.part(number))
+    pub(super) fn with_backends(self, turn: usize) -> Option<usize> {
+        self.at(turn, FORWARD).filter(|_| self.has_many_backends)
     }
 
     /// The part that is forwarded in a turn.
     #[inline(always)]
-    pub(super) fn forwarded(self, turn: usize) -> Option<Range<usize>> {
-        self.at(turn, FORWARD + usize::from(self.has_many_backends)).map(|number| self.part(number))
+    pub(super) fn forwarded(self, turn: usize) -> Option<usize> {
+        self.at(turn, FORWARD + usize::from(self.has_many_backends))
     }
 
     /// The positions of the packets of a part in the burst.
@@ -81,7 +97,6 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::BURST;
 
     #[test]
     fn each_loop_works_on_each_packet_once_and_on_none_before_the_loop_before() {
@@ -89,15 +104,15 @@ mod tests {
             let turns = Turns::new(len, has_many_backends);
             let (mut recognised, mut located, mut away, mut fetched, mut forwarded) = (0, 0, 0, 0, 0);
             for turn in 0..turns.count() {
-                let follow = |done: &mut usize, part: Option<Range<usize>>| {
-                    if let Some(part) = part {
+                let follow = |done: &mut usize, number: Option<usize>| {
+                    if let Some(part) = number.map(|number| turns.part(number)) {
                         assert_eq!(part.start, *done, "{len} packets, turn {turn}");
                         *done = part.end;
                     }
                 };
                 follow(&mut recognised, turns.recognised(turn));
-                follow(&mut located, turns.located(turn).map(|number| turns.part(number)));
-                follow(&mut away, turns.located_away(turn).map(|number| turns.part(number)));
+                follow(&mut located, turns.located(turn));
+                follow(&mut away, turns.located_away(turn));
                 follow(&mut fetched, turns.with_backends(turn));
                 follow(&mut forwarded, turns.forwarded(turn));
                 assert!(recognised >= located && located >= away && away >= forwarded, "{len} packets, turn {turn}");

@@ -5,11 +5,11 @@
 //! **Invariant:** no packet is recognised that has an unrecognised packet of its flow and direction before it in the burst.
 //! While all packets are recognised, nothing here runs.
 //!
-//! Not here: packets that are recognised and left (`progress`).
+//! Not here: packets that are recognised and left (`hits`).
 
-use super::follow::{FastFamily, PacketHead};
-use super::record::Record;
-use crate::wire::{Address, Buffer, Ipv4, Ipv6, Tuple, TupleKey, behind, ether_type, protocol, split_mix, take};
+use super::plan::Plan;
+use crate::wire::plain::head::{PlainFamily, tuple_at};
+use crate::wire::{Address, Buffer, Ipv4, Ipv6, Shape, Tuple, behind, ether_type, protocol, split_mix, take};
 
 /// The addresses of packets that were not recognised, each as a bit: a few more packets than necessary are left.
 pub(super) struct UnrecognisedAddresses {
@@ -29,22 +29,22 @@ impl UnrecognisedAddresses {
     /// Leaves those packets of a part, of which some are not recognised, that are behind one between the same addresses in
     /// this part or before. Parts are to be passed in order.
     #[inline(never)]
-    pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], records: &mut [Record]) {
-        for (buffer, record) in part.iter().zip(records) {
-            let (frame, is_recognised) = (buffer.bytes(), record.family() != 0);
-            let bit = match record.family() {
+    pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], plans: &mut [Plan]) {
+        for (buffer, plan) in part.iter().zip(plans) {
+            let frame = buffer.bytes();
+            let bit = match plan.shape.family() {
                 0 => bit_of_addresses(frame),
                 _ if !self.has_any => None,
-                Record::V4 => bit_of_head::<u32>(frame, record),
-                _ => bit_of_head::<u128>(frame, record),
+                Shape::V4 => bit_of_plain::<u32>(frame, plan.shape),
+                _ => bit_of_plain::<u128>(frame, plan.shape),
             };
             let Some(bit) = bit else { continue };
             let Some(word) = self.bits.get_mut(bit / 64) else { continue };
-            if !is_recognised {
+            if plan.shape.family() == 0 {
                 self.has_any = true;
                 *word |= 1 << (bit % 64);
             } else if *word >> (bit % 64) & 1 != 0 {
-                record.leave();
+                plan.shape = Shape::UNKNOWN;
             }
         }
     }
@@ -52,9 +52,8 @@ impl UnrecognisedAddresses {
 
 /// The bit of the addresses of a packet that is recognised.
 #[inline(always)]
-fn bit_of_head<A: FastFamily>(frame: &[u8], record: &Record) -> Option<usize> {
-    let head = A::Head::of(frame, record.shape.network_offset.into())?;
-    let Tuple { source, destination, .. } = A::key(head).tuple(record.protocol());
+fn bit_of_plain<A: PlainFamily>(frame: &[u8], shape: Shape) -> Option<usize> {
+    let Tuple { source, destination, .. } = tuple_at::<A>(frame, shape.network_offset.into(), shape.protocol())?;
     Some(bit_of(source, destination))
 }
 

@@ -171,7 +171,7 @@ impl<P: Port, O> Engine<P, O> {
                     use_port(&mut pools, pool, target, flow.snat, (flow.snat_port, None));
                 }
             }
-            self.resting_ports(snapshot, (part, backends), now.since(saved), &mut pools);
+            self.resting_ports(snapshot, part, backends, now.since(saved), &mut pools);
         }
         let refused = self.adopt_pools(pools, now);
         if flows == 0 {
@@ -239,7 +239,8 @@ impl<P: Port, O> Engine<P, O> {
     fn resting_ports<A: FlowFamily>(
         &self,
         snapshot: &Snapshot,
-        (part, backends): (&SavedPart<'_>, &KnownBackends),
+        part: &SavedPart<'_>,
+        backends: &KnownBackends,
         elapsed: Ticks,
         pools: &mut AdoptedPools<A>,
     ) {

@@ -17,8 +17,8 @@ use std::time::Duration;
 use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST, VIP_GROUPS_MAX};
 
 use crate::flow::{
-    BackendId, Direction, Flow, FlowEnd, FlowGroups, FlowIndex, FlowMode, FlowReplica, FlowReplication, FlowState, GroupHoldings,
-    PoolId, ReplicaEvent, SnatLease, Tick, Ticks,
+    BackendId, Direction, Flow, FlowBackend, FlowEnd, FlowGroups, FlowIndex, FlowMode, FlowReplica, FlowReplication, FlowState,
+    GroupHoldings, PoolId, ReplicaEvent, SnatLease, Tick, Ticks,
 };
 use crate::forward::decide::{FlowFamily, FlowTables};
 use crate::forward::engine::Engine;
@@ -355,9 +355,9 @@ fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
         destination_port: frontend.port(),
         protocol,
     };
-    let to_backend = (BackendId::default(), address(backend)?, backend_port);
+    let to_backend = FlowBackend { id: BackendId::default(), address: address(backend)?, port: backend_port };
     let last_seen = Tick(now.0.wrapping_sub(Ticks::from(idle).0));
-    let flow = Flow::new(&tuple, (state, mode), to_backend, &lease, last_seen);
+    let flow = Flow::new(&tuple, state, mode, to_backend, &lease, last_seen);
     // One flow cannot have the same packets in both directions.
     (flow.tuple(Direction::ToBackend) != flow.tuple(Direction::ToClient)).then_some(flow)
 }

@@ -10,7 +10,8 @@
 
 use crate::flow::{BackendId, Direction, FlowMode, FlowTable, IdleLimits, Tick};
 use crate::forward::decide::{
-    FlowFamily, NatForward, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits, refused_source,
+    FlowFamily, NatForward, NoExit, OneWayTarget, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits,
+    refused_source,
 };
 use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketOutcome};
@@ -48,7 +49,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         self.tally.hits += 1;
         match followed {
             Ok(nat) => self.forward_error(at.snapshot, buffer, packet.headers, &quote, nat),
-            Err(verdict) => self.apply(at, buffer, packet.headers, verdict),
+            Err(none) => self.apply(at, buffer, packet.headers, none.into()),
         }
         None
     }
@@ -94,7 +95,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
         let Some(followed) = followed else { return Some(buffer) };
         self.tally.hits += 1;
         match (followed, &quote.inner) {
-            (Err(verdict), _) => self.apply(at, buffer, packet.headers, verdict),
+            (Err(none), _) => self.apply(at, buffer, packet.headers, none.into()),
             (Ok(exit), Inner::V4(inner)) => self.report_to_client(at.arrival, buffer, &quote, inner, exit),
             (Ok(exit), Inner::V6(inner)) => self.report_to_client(at.arrival, buffer, &quote, inner, exit),
         }
@@ -128,7 +129,7 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
 /// packet went the other way. `None`: there is no flow of the quoted packet.
 ///
 /// # Errors
-/// The verdict on the error instead.
+/// What happens to the error instead.
 fn follow_error<'s, A: Address>(
     packet: &Packet<'_, A>,
     quoted: &Tuple<A>,
@@ -136,7 +137,7 @@ fn follow_error<'s, A: Address>(
     table: &mut FlowTable<A>,
     limits: &IdleLimits,
     now: Tick,
-) -> Option<Result<NatForward<'s>, Verdict<'s>>> {
+) -> Option<Result<NatForward<'s>, NoExit>> {
     let headers = packet.headers;
     // An error goes to the source of the quoted packet (RFC 1812 section 4.3.2.4), and never comes from the gateway.
     let is_possible = quoted.source == headers.tuple.destination
@@ -156,7 +157,7 @@ fn follow_error<'s, A: Address>(
     let exit = match direction {
         Direction::ToBackend => exit_by(snapshot, backend.next_hop, hash),
         Direction::ToClient if !arrives_from(snapshot, backend.next_hop, packet.in_link) => {
-            Err(Verdict::Drop(DropReason::SnatWrongPort))
+            Err(NoExit::Dropped(DropReason::SnatWrongPort))
         }
         Direction::ToClient => exit_to_client(snapshot, &mut flow),
     };
@@ -168,14 +169,14 @@ fn follow_error<'s, A: Address>(
 /// the tuple `inner`. `None`: the gateway sent no such packet.
 ///
 /// # Errors
-/// The verdict on the error instead.
+/// What happens to the error instead.
 fn follow_tunnel_error<'s, A: Address, I: Address>(
     packet: &Packet<'_, A>,
     quote: &TunnelQuote<A>,
     inner: &Tuple<I>,
     snapshot: &'s Snapshot,
     table: &FlowTable<I>,
-) -> Option<Result<&'s Exit, Verdict<'s>>> {
+) -> Option<Result<&'s Exit, NoExit>> {
     let headers = packet.headers;
     let is_possible = quote.source == headers.tuple.destination
         && !headers.group_frame
@@ -197,12 +198,12 @@ fn follow_tunnel_error<'s, A: Address, I: Address>(
         return None;
     }
     if !arrives_from(snapshot, backend.next_hop, packet.in_link) {
-        return Some(Err(Verdict::Drop(DropReason::SnatWrongPort)));
+        return Some(Err(NoExit::Dropped(DropReason::SnatWrongPort)));
     }
     let exit = match snapshot.route(inner.source) {
         RouteTo::NextHop(next_hop) => exit_by(snapshot, next_hop, hash),
-        RouteTo::Unresolved { link } => Err(Verdict::Wait(UnresolvedNeighbour { link, address: inner.source.ip() })),
-        RouteTo::None => Err(Verdict::Drop(DropReason::NoRoute)),
+        RouteTo::Unresolved { link } => Err(NoExit::Unresolved(UnresolvedNeighbour { link, address: inner.source.ip() })),
+        RouteTo::None => Err(NoExit::Dropped(DropReason::NoRoute)),
     };
     Some(exit)
 }
@@ -229,14 +230,14 @@ fn follow_one_way_error<'s, A: Address>(
         return None;
     }
     let known = table.search(table.hash(asked), asked).map(|(index, _)| table.get(index));
-    let (mode, to) = match known {
-        Some(flow) => (flow.mode, (flow.backend, flow.frontend)),
+    let to = match known {
+        Some(flow) => OneWayTarget { mode: flow.mode, frontend: flow.frontend, backend: flow.backend },
         None => {
             let (destination, port) = (asked.destination, asked.destination_port);
             let (frontend, number) = snapshot.numbered_frontend(destination, asked.protocol, port)?;
-            (frontend.mode(), (frontend.choose_by_hash(asked)?, number))
+            OneWayTarget { mode: frontend.mode(), frontend: number, backend: frontend.choose_by_hash(asked)? }
         }
     };
     let may_pass = refused_source(packet.headers.tuple.source, snapshot).is_none();
-    (!mode.is_two_way() && may_pass).then(|| deliver(packet, asked, mode, to, snapshot))
+    (!to.mode.is_two_way() && may_pass).then(|| deliver(packet, asked, to, snapshot))
 }

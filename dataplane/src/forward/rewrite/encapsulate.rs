@@ -147,7 +147,7 @@ fn write<A: Address>(frame: &mut [u8], identification: Option<u16>, outer: &Oute
         }
     };
     if let Some(ports) = outer.ports {
-        *take_mut::<Udp>(udp_head)?.0 = udp(outer.ends, ports, udp_len, inner);
+        *take_mut::<Udp>(udp_head)?.0 = udp(outer.ends, ports.into(), udp_len, inner);
     }
     exit.write_link(link);
     *link.last_chunk_mut()? = ether_type.to_be_bytes();
@@ -156,13 +156,9 @@ fn write<A: Address>(frame: &mut [u8], identification: Option<u16>, outer: &Oute
 
 /// The UDP header. Over IPv4 it has no checksum, since the inner packet has one. Over IPv6 it has one, since a backend
 /// need not accept 0 (RFC 6935 section 5 requires configuration at both ends).
-fn udp(ends: Ends, (source_port, destination_port): (u16, u16), len: u16, inner: &[u8]) -> Udp {
-    let mut udp = Udp {
-        source_port: U16::new(source_port),
-        destination_port: U16::new(destination_port),
-        len: U16::new(len),
-        checksum: U16::ZERO,
-    };
+fn udp(ends: Ends, ports: [u16; 2], len: u16, inner: &[u8]) -> Udp {
+    let [source_port, destination_port] = ports.map(U16::new);
+    let mut udp = Udp { source_port, destination_port, len: U16::new(len), checksum: U16::ZERO };
     if let Ends::V6(source, destination) = ends {
         let pseudo = pseudo_sum(source, destination, protocol::UDP, usize::from(len));
         let inner_sum = bytes_of_same_sum(inner).map_or_else(|| sum(inner), |bytes| sum(&bytes));

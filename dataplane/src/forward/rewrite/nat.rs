@@ -8,10 +8,13 @@
 use proto::Family;
 use zerocopy::network_endian::U32;
 
+use super::translate::{NewIdentification, Translated};
 use crate::flow::{Direction, Flow};
 use crate::snapshot::Exit;
-use crate::wire::checksum::{Deltas, apply, apply_udp, delta, word_delta};
-use crate::wire::{Address, Ethernet, Headers, Ipv4, Mac, Sctp, Tcp, Transport, Udp, crc32c, forward_header, take_mut};
+use crate::wire::checksum::{Deltas, apply, delta, difference, word_delta};
+use crate::wire::{
+    Address, Ethernet, Headers, Ipv4, Mac, Sctp, Tcp, Transport, Tuple, TupleKey, Udp, crc32c, forward_header, take_mut,
+};
 
 /// The new fields of a packet, and the differences that they make to its checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,50 +35,35 @@ pub struct Rewrite<A> {
     pub destination_mac: Mac,
 }
 
-/// The part of the transport header that a rewrite touches.
-enum Ports<'a> {
-    Tcp(&'a mut Tcp),
-    Udp(&'a mut Udp),
-}
-
 /// Rewrites a packet of TCP, UDP or SCTP; `headers` are those that `parse` found in `frame`. The hop limit must be at
 /// least 2; otherwise the sender gets an error instead. Packets of other transports, and frames that do not match
 /// `headers`, are not changed.
-pub fn whole<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
+pub(in crate::forward) fn whole<A: Translated>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) {
     let _ = match headers.transport {
         Transport::Sctp { .. } => try_sctp(frame, headers, rewrite),
         _ => try_nat(frame, headers, rewrite),
     };
 }
 
-fn try_nat<A: Address>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
+fn try_nat<A: Translated>(frame: &mut [u8], headers: &Headers<A>, rewrite: &Rewrite<A>) -> Option<()> {
     let network_offset = usize::from(headers.network_offset);
     let network_len = usize::from(headers.transport_offset).checked_sub(network_offset)?;
-    let (link, packet) = frame.split_at_mut_checked(network_offset)?;
-    let (network, transport) = packet.split_at_mut_checked(network_len)?;
-    let (ethernet, _) = take_mut::<Ethernet>(link)?;
-    let ports = match headers.transport {
-        Transport::Tcp { .. } => Ports::Tcp(take_mut::<Tcp>(transport)?.0),
-        Transport::Udp => Ports::Udp(take_mut::<Udp>(transport)?.0),
+    let (is_udp, transport_len) = match headers.transport {
+        Transport::Tcp { .. } => (false, Tcp::BYTES),
+        Transport::Udp => (true, Udp::BYTES),
         _ => return None,
     };
-    forward_header(network, rewrite.source, rewrite.destination, rewrite.deltas.l3)?;
-    ethernet.destination = rewrite.destination_mac.0;
-    ethernet.source = rewrite.source_mac.0;
-    match ports {
-        Ports::Tcp(tcp) => {
-            tcp.source_port.set(rewrite.source_port);
-            tcp.destination_port.set(rewrite.destination_port);
-            tcp.checksum.set(apply(tcp.checksum.get(), rewrite.deltas.l4));
-        }
-        Ports::Udp(udp) => {
-            udp.source_port.set(rewrite.source_port);
-            udp.destination_port.set(rewrite.destination_port);
-            if udp.checksum.get() != 0 {
-                udp.checksum.set(apply_udp(udp.checksum.get(), rewrite.deltas.l4));
-            }
-        }
+    let (link, packet) = frame.split_at_mut_checked(network_offset)?;
+    let (network, transport) = packet.split_at_mut_checked(network_len)?;
+    if network_len < A::NETWORK || transport.len() < usize::from(transport_len) {
+        return None;
     }
+    take_mut::<Ethernet>(link)?.0.set_addresses(rewrite.source_mac, rewrite.destination_mac);
+    let Rewrite { source, destination, source_port, destination_port, .. } = *rewrite;
+    let sent = A::Key::of(&Tuple { source, destination, source_port, destination_port, protocol: headers.tuple.protocol });
+    let arrived = A::Key::of(&headers.tuple);
+    let change = || difference(arrived.sum(), sent.sum()).into();
+    A::translate(network, transport, &sent.reversed(), change, is_udp, NewIdentification(None));
     Some(())
 }
 
@@ -158,12 +146,12 @@ mod tests {
     use crate::forward::rewrite::{hop, renumber};
     use crate::snapshot::Exit;
     use crate::testing::{OUR_MAC, Packet, Segment, assert_checksums};
-    use crate::wire::{Parsed, Tuple, parse};
+    use crate::wire::{Parsed, parse};
 
     const NEXT_MAC: Mac = Mac([0x02, 0, 0, 0, 0xbb, 0x07]);
 
     /// Rewrites the frame of `before` to the tuple of `after` by differences.
-    fn rewritten<A: Address>(mut frame: Vec<u8>, headers: &Headers<A>, to: Tuple<A>) -> Vec<u8> {
+    fn rewritten<A: Translated>(mut frame: Vec<u8>, headers: &Headers<A>, to: Tuple<A>) -> Vec<u8> {
         let rewrite = Rewrite {
             source: to.source,
             destination: to.destination,

@@ -20,7 +20,7 @@ use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Transport, Tuple, netw
 use crate::workers::{Egress, HandoverTask, Observer, Peers, RssKind, Steering, WorkerId};
 
 /// Bytes of VLAN tags that every card can parse: one tag.
-const TAG_BYTES_PLAIN: u16 = 4;
+const TAG_BYTES_PLAIN: usize = 4;
 
 /// Keeps this worker's packets in the burst, in order, and hands the others to their owners.
 #[inline(never)]
@@ -67,7 +67,7 @@ fn tasks<B: Buffer>(
     burst: &Burst<B>,
     sorted: &Sorted,
 ) -> ArrayVec<(WorkerId, HandoverTask), BURST> {
-    let mut queue = ReceiveQueue::at(peers, (at.arrival.link.port(), at.arrival.tags.bytes()));
+    let mut queue = ReceiveQueue::at(peers, at.arrival.link.port(), at.arrival.tags.bytes().into());
     queue.proof = queue.proof.filter(|_| at.arrival.origin == Origin::Port);
     let (mut v4, mut v6) = (sorted.v4.iter(), sorted.v6.iter());
     let task = |(buffer, kind): (&B, &Kind)| {
@@ -115,7 +115,7 @@ struct ReceiveQueue<'a> {
 impl<'a> ReceiveQueue<'a> {
     /// The queue by which packets came on a port, with these bytes of VLAN tags.
     #[inline(always)]
-    fn at<B>(peers: &'a Peers<B>, (port, tag_bytes): (PortIndex, u16)) -> Self {
+    fn at<B>(peers: &'a Peers<B>, port: PortIndex, tag_bytes: usize) -> Self {
         let (me, steering, proof) = peers.steering(port);
         Self { me, steering, proof: proof.filter(|_| tag_bytes <= TAG_BYTES_PLAIN) }
     }
@@ -162,7 +162,7 @@ pub(in crate::forward) fn sample_queue<B: Buffer>(peers: &mut Peers<B>, port: Po
 #[cold]
 #[inline(never)]
 fn check_sampled<B: Buffer>(peers: &Peers<B>, port: PortIndex, buffer: &B) {
-    let queue = ReceiveQueue::at(peers, (port, Tags::of(buffer.bytes()).bytes()));
+    let queue = ReceiveQueue::at(peers, port, Tags::of(buffer.bytes()).bytes().into());
     match parse(buffer.bytes()) {
         Ok(Parsed::V4(headers)) => queue.check(buffer, &headers),
         Ok(Parsed::V6(headers)) => queue.check(buffer, &headers),
@@ -176,22 +176,24 @@ fn check_sampled<B: Buffer>(peers: &Peers<B>, port: PortIndex, buffer: &B) {
 pub(in crate::forward) fn other_owner<A: Address, B: Buffer>(
     peers: &Peers<B>,
     snapshot: &Snapshot,
-    (tuple, hash): (&Tuple<A>, u64),
+    tuple: &Tuple<A>,
+    hash: u64,
 ) -> Option<WorkerId> {
     let owner = peers.owner_function().owner_hashed(tuple, snapshot.packet_target(tuple), hash);
     (owner != peers.me()).then_some(owner)
 }
 
-/// Compares the queue that a plain packet came by with its owner, if its kind is not proven yet. It arrived `at` a port with
-/// these bytes of VLAN tags.
+/// Compares the queue that a plain packet came by, on a port and with these bytes of VLAN tags, with its owner, if its kind is
+/// not proven yet.
 #[inline(always)]
 pub(in crate::forward) fn observe_plain<A: Address, B: Buffer>(
     peers: &Peers<B>,
-    at: (PortIndex, u16),
+    port: PortIndex,
+    tag_bytes: usize,
     buffer: &B,
     tuple: &Tuple<A>,
 ) {
-    ReceiveQueue::at(peers, at).observe(buffer, tuple);
+    ReceiveQueue::at(peers, port, tag_bytes).observe(buffer, tuple);
 }
 
 /// Whether every card hashes the ports of this TCP or UDP packet: nothing stands between the IP and the transport

@@ -32,13 +32,11 @@ pub(crate) struct BackendExits {
     chunks: [Arc<ExitChunk>; CHUNKS],
     /// Number of chunks up to the last slot that was set.
     used: usize,
-    /// Number of those behind groups of next hops.
-    behind_groups: u32,
 }
 
 impl Default for BackendExits {
     fn default() -> Self {
-        Self { chunks: array::from_fn(|_| Arc::clone(&UNSET)), used: 0, behind_groups: 0 }
+        Self { chunks: array::from_fn(|_| Arc::clone(&UNSET)), used: 0 }
     }
 }
 
@@ -48,18 +46,10 @@ impl BackendExits {
         for (slot, exit) in exits {
             let (chunk, place) = (slot as usize / CHUNK, slot as usize % CHUNK);
             self.used = self.used.max(chunk + 1);
-            let before = self.chunks[chunk][place];
-            if before != exit {
-                let behind_group = |exit: &Exit| u32::from(exit.group().is_some());
-                self.behind_groups = self.behind_groups + behind_group(&exit) - behind_group(&before);
+            if self.chunks[chunk][place] != exit {
                 Arc::make_mut(&mut self.chunks[chunk])[place] = exit;
             }
         }
-    }
-
-    /// Whether any steady backend is behind a group of next hops.
-    pub(super) fn any_behind_groups(&self) -> bool {
-        self.behind_groups > 0
     }
 
     /// Whether they have several times the size of a first-level cache.

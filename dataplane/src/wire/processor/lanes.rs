@@ -3,7 +3,7 @@
 //! **Invariant:** [`Lanes`], [`Row`] and [`WideSums`] exist only where the processor has AVX2: they are made from
 //! [`Avx2`], which only [`Avx2::detect`] returns, or from other lanes.
 //!
-//! Not here: what the words mean (`forward::fast::eight`).
+//! Not here: what the words mean (`wire::plain`, `forward::rewrite`).
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Sub};
 

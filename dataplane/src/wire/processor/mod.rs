@@ -13,7 +13,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use lanes::{Avx2, LANES, Lanes, Vectorised};
+pub(crate) use lanes::{Avx2, LANES, Lanes, Row, Vectorised};
 
 /// Bytes of a cache line, on every processor that DPDK runs on.
 const LINE_BYTES: usize = 64;

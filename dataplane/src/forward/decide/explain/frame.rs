@@ -2,22 +2,18 @@
 //!
 //! Not here: parsing it, which is that of every packet (`wire`).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use proto::Protocol;
 
-use super::explanation::PacketKind;
+use super::explanation::{ExplainedPacket, PacketKind};
 use crate::flow::Segment;
 use crate::wire::checksum::{finish, sum};
 use crate::wire::{HOP_LIMIT, Mac, ether_type, sctp_chunk, tcp_flags};
 
 /// A frame between two addresses of one family. Checksums of the transport are left out: no decision depends on them.
-pub(super) fn frame(
-    protocol: Protocol,
-    (source, destination): (SocketAddr, SocketAddr),
-    (kind, segment): (PacketKind, Segment),
-    to: Mac,
-) -> Vec<u8> {
+pub(super) fn frame(packet: &ExplainedPacket, kind: PacketKind, segment: Segment, to: Mac) -> Vec<u8> {
+    let &ExplainedPacket { protocol, source, destination, .. } = packet;
     let mut transport = [source.port().to_be_bytes(), destination.port().to_be_bytes()].concat();
     transport.extend(match protocol {
         Protocol::Tcp => tcp(kind, segment),

@@ -60,10 +60,10 @@ impl Explainer {
     ) -> Result<Explanation, ExplainError<E>> {
         match (packet.source.ip(), packet.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                self.of::<u32, E>(packet, (source.into(), destination.into()), snapshot, &mut ask)
+                self.of::<u32, E>(packet, source.into(), destination.into(), snapshot, &mut ask)
             }
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
-                self.of::<u128, E>(packet, (source.into(), destination.into()), snapshot, &mut ask)
+                self.of::<u128, E>(packet, source.into(), destination.into(), snapshot, &mut ask)
             }
             _ => Err(ExplainError::Families),
         }
@@ -72,7 +72,8 @@ impl Explainer {
     fn of<A: TrialFamily, E>(
         &mut self,
         packet: &ExplainedPacket,
-        (source, destination): (A, A),
+        source: A,
+        destination: A,
         snapshot: &Snapshot,
         ask: &mut impl FnMut(usize, Inquired) -> Result<Box<Inquiry>, E>,
     ) -> Result<Explanation, ExplainError<E>> {
@@ -93,8 +94,7 @@ impl Explainer {
         // A packet that repeats the SYN of a handshake in progress.
         let sequence = flow.map_or(0, |flow| flow.initial_sequence);
         let segment = Segment { sequence, acknowledgement: 0, end: sequence };
-        let ends = (packet.source, packet.destination);
-        let frame = frame::frame(packet.protocol, ends, (kind, segment), snapshot.port(link.port()).mac);
+        let frame = frame::frame(packet, kind, segment, snapshot.port(link.port()).mac);
         let frontend = |tried: Option<&Tried<A>>| {
             let asked = flow.as_ref().map_or(tuple, |flow| flow.tuple(Direction::ToBackend));
             let frontend = snapshot.frontend(asked.destination, asked.protocol, asked.destination_port)?;
@@ -143,7 +143,7 @@ fn try_with_answers<A: TrialFamily, E>(
         let start = first_snat_address(trial.hash(), addresses.len());
         let answer = ask(About::Lease { target, link, vip, start })?;
         let offer = A::answered(&answer.inquired).and_then(|inquiry| inquiry.offer);
-        return trial.run_with_offer(room, (target, addresses, offer), tables).ok_or(ExplainError::NoMemory);
+        return trial.run_with_offer(room, target, addresses, offer, tables).ok_or(ExplainError::NoMemory);
     }
     // In `dnat` another flow may look the same to the backend, or have the client's tuple.
     for other in [made.tuple(Direction::ToBackend), made.tuple(Direction::ToClient)] {

@@ -127,7 +127,9 @@ impl<A: TrialFamily> Trial<'_, A> {
     pub(super) fn run_with_offer(
         &self,
         room: u32,
-        (target, addresses, offer): (SnatTarget<A>, &[SnatAddress<A>], Option<LeaseOffer<A>>),
+        target: SnatTarget<A>,
+        addresses: &[SnatAddress<A>],
+        offer: Option<LeaseOffer<A>>,
         tables: &mut TrialTables,
     ) -> Option<Tried<A>> {
         let TrialTables { flows, ports } = tables;

@@ -74,10 +74,10 @@ impl OpeningBackend {
 
 /// The backends of new flows of a worker.
 #[derive(Debug)]
-pub(in crate::forward) struct OpeningBackends(Box<[OpeningBackend; KEPT]>);
+pub(in crate::forward::fast) struct OpeningBackends(Box<[OpeningBackend; KEPT]>);
 
 impl OpeningBackends {
-    pub(in crate::forward) fn new() -> Self {
+    pub(in crate::forward::fast) fn new() -> Self {
         let kept = vec![OpeningBackend::NONE; KEPT].into_boxed_slice();
         // There are as many as asked for.
         Self(kept.try_into().unwrap_or_else(|_| unreachable!()))

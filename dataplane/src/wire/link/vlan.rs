@@ -10,8 +10,8 @@ use std::fmt;
 use zerocopy::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::buffer::{Buffer, take};
 use super::ethernet::{Ethernet, ether_type};
+use crate::wire::buffer::{Buffer, take};
 
 /// Bytes of a tag with its EtherType.
 pub(crate) const TAG_BYTES: u16 = 4;

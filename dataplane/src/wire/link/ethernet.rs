@@ -8,7 +8,7 @@ use std::fmt;
 use zerocopy::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::buffer::take_mut;
+use crate::wire::buffer::take_mut;
 
 /// An Ethernet address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,0 +1,104 @@
+//! The plan of a packet: what is known of it, and what is to be done with it. Each stage of a burst fills a part of it, and
+//! `execute` writes and sends packets by it.
+//!
+//! **Invariant:** a packet whose plan has a port leaves by it; nothing that is planned can be refused later, but for want of
+//! room in its buffer.
+//!
+//! Not here: how a plan is made (`fast::hits` for packets of known flows, `decide` for all others).
+
+use zerocopy::transmute;
+
+use crate::flow::{Candidate, UDP_SIGNAL};
+use crate::port::{Link, PortIndex};
+use crate::snapshot::Exit;
+use crate::wire::Shape;
+use crate::wire::processor::{Avx2, Lanes};
+
+/// What is done with a packet that leaves: bits of [`Shape::operations`]. Each of them loses one hop.
+pub(super) mod operation {
+    /// The hop limit is lowered and the link header written.
+    pub(in crate::forward) const HOP: u8 = 1;
+    /// Addresses and ports become those of the flow's other side.
+    pub(in crate::forward) const TRANSLATE: u8 = 2;
+    /// Outer headers are put before the packet.
+    pub(in crate::forward) const ENCAPSULATE: u8 = 4;
+    /// One of the outer headers is of UDP.
+    pub(in crate::forward) const IN_UDP: u8 = 8;
+}
+
+/// The plan of a packet. 24 bytes:
+///
+/// | bytes | what | filled by |
+/// |---|---|---|
+/// | 0 to 7 | hash of addresses and ports | recognition |
+/// | 8 to 15 | length, offset, port, kind, padding, operations | recognition; port and operations by the decision |
+/// | 16 to 19 | flow and direction | the lookup |
+/// | 20 to 23 | link of arrival | recognition |
+///
+/// The exit stands beside the plan until the packet is written. The counter and the difference of checksums are in the flow,
+/// whose line is in the cache by then.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Plan {
+    pub(super) hash: u64,
+    /// Beside the hash, so that one store sets both.
+    pub(super) shape: Shape,
+    pub(super) flow: Candidate,
+    pub(super) link: Link,
+}
+
+const _: () = assert!(size_of::<Plan>() == 24);
+const _: () = assert!(Shape::UDP == UDP_SIGNAL && UDP_SIGNAL < Shape::V4);
+
+impl Plan {
+    /// A packet of which nothing is known.
+    pub(super) fn unknown() -> Self {
+        Self { hash: 0, shape: Shape::UNKNOWN, flow: Candidate::NONE, link: PortIndex(0).into() }
+    }
+
+    /// The hash and the shape as bytes.
+    #[inline(always)]
+    pub(super) fn row(&self) -> [u8; 16] {
+        let (hash, shape): ([u8; 8], [u8; 8]) = (self.hash.to_ne_bytes(), transmute!(self.shape));
+        transmute!([hash, shape])
+    }
+
+    /// Sets the hash and the shape from their bytes, and the link.
+    #[inline(always)]
+    pub(super) fn set(&mut self, hash_and_shape: [u8; 16], link: Link) {
+        let [hash, shape]: [[u8; 8]; 2] = transmute!(hash_and_shape);
+        (self.hash, self.shape, self.link) = (u64::from_ne_bytes(hash), transmute!(shape), link);
+    }
+
+    /// Plans that the packet leaves by an exit.
+    #[inline(always)]
+    pub(super) fn leaves(&mut self, exit: &Exit, operations: u8) {
+        (self.shape.port, self.shape.operations) = (exit.port.0, operations);
+    }
+
+    /// As [`Plan::leaves`], for eight packets by the measures of their exits ([`Exit::measures`]); for [`Plan::depart`].
+    #[inline(always)]
+    pub(super) fn departures(avx2: Avx2, measures: Lanes, operations: u8) -> Lanes {
+        measures.right::<16>() & avx2.splat(0xff) | avx2.splat(u32::from(operations) << 8)
+    }
+
+    /// Plans that the packet leaves so.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // of 16 bits
+    pub(super) fn depart(&mut self, departure: u32) {
+        [self.shape.port, self.shape.operations] = (departure as u16).to_le_bytes();
+    }
+
+    /// Whether the packet leaves.
+    #[inline(always)]
+    pub(super) fn is_planned(&self) -> bool {
+        self.shape.port != Shape::STAYS
+    }
+
+    /// The bit of the packet's flow and direction among those of which a packet stays.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // the lower six bits
+    pub(super) fn flow_bit(&self) -> u64 {
+        1_u64.rotate_left((self.hash & 63) as u32)
+    }
+}
