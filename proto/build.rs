@@ -3,7 +3,7 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 23] = [
+const ROWS: [&str; 24] = [
     "ServiceStatus",
     "FrontendStatus",
     "BackendStatus",
@@ -27,6 +27,7 @@ const ROWS: [&str; 23] = [
     "ExplainedRefusal",
     "TracedPacket",
     "SentPacket",
+    "Trouble",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,6 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .skip_debug(["sluice.v1.GroupKey"])
             // For people only: DESIGN section 8 fixes the fields of the JSON.
             .field_attribute("sluice.v1.ServiceStatus.message", "#[serde(skip)]")
+            .field_attribute("sluice.v1.ServiceStatus.fails_open", "#[serde(skip)]")
             // Counters that clients compute rates from; the lists do not ask for them.
             .field_attribute("sluice.v1.ServiceStatus.drops", "#[serde(skip)]")
             .field_attribute("sluice.v1.ServiceStatus.traffic", "#[serde(skip)]")

@@ -9,6 +9,7 @@ mod explanation;
 mod flows;
 pub mod metrics;
 pub(crate) mod tables;
+pub mod troubles;
 
 pub use api::{ControllerAccess, FleetSources, Sources, StateSources, WorkerSources};
 pub use capture::Captures;

@@ -22,7 +22,7 @@ use tokio::sync::{Mutex, Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::View;
+use crate::admin::{View, watch_troubles};
 use crate::config::settings::{Certificates, ControllerSettings, Source};
 use crate::gateways::arbiter::Arbiter;
 use crate::gateways::fleet_queries::Fleet;
@@ -140,6 +140,7 @@ pub async fn start_after(
     let (checkpoints, _) = watch::channel(Checkpoint::default());
     let editor = OverrideEditor::new(origin.storage(&settings.group, overrides::FILE));
     let checkpoint_storage = origin.storage(&settings.group, checkpoints::FILE);
+    let (troubles, troubles_seen) = watch::channel(Vec::new());
     let (fleet, programming) = (Fleet::default(), Programming::default());
     let (status_writer, status_writer_seen) = watch::channel(None);
     // Only the leader writes Events.
@@ -165,6 +166,7 @@ pub async fn start_after(
         programming: programming.clone(),
         activity: origin.activity(),
         status_writer: status_writer_seen,
+        troubles: troubles_seen,
         certificates: listeners.certificates(),
     };
     let probes = Probes {
@@ -189,6 +191,8 @@ pub async fn start_after(
     let mut tasks = Tasks::new();
     tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
     let heartbeat = probes.planner.clone();
+    let (watching, stop) = (watch_troubles(view.clone(), troubles), shutdown.clone());
+    tasks.spawn(async move { stop.run_until_cancelled(watching).await }.map(|_| Ok(())));
     let shared =
         Shared { settings, states, gateways, nodes, drained_nodes, recorder, pools, checkpoints, heartbeat, programming, wanted };
     let reread = Arc::new(Notify::new());

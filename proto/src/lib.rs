@@ -20,6 +20,8 @@ pub mod convert;
 #[cfg(feature = "grpc")]
 pub mod message_parts;
 #[cfg(feature = "grpc")]
+pub mod trouble;
+#[cfg(feature = "grpc")]
 pub mod v1;
 
 pub use address::{AddressRange, AddressRangeError, Family, NetworkError, ParseProtocolError, Protocol, endpoint, network};

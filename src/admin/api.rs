@@ -11,6 +11,7 @@ use control::admin::{AdminSockets, Caller, View};
 use control::config::settings::AdminListen;
 use dataplane::WorkerCounters;
 use dataplane::snapshot::ServiceView;
+use proto::trouble::Trouble;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
 use proto::{FleetStatus, GatewayState, Generation, Origin, v1};
@@ -110,6 +111,8 @@ pub struct Sources {
     pub served: watch::Receiver<Served>,
     /// Why backends are unhealthy.
     pub causes: watch::Receiver<Causes>,
+    /// The troubles of the gateway, the worst first.
+    pub troubles: watch::Receiver<Vec<Trouble>>,
     /// The part of this gateway in the fleet.
     pub fleet: FleetSources,
     /// The controller.
@@ -209,6 +212,7 @@ impl Sources {
             Query::Backends(request) => self.backends(request).map_or_else(failure, Reply::Backends),
             Query::Ports(_) => Reply::Ports(self.ports()),
             Query::Drops(_) => Reply::Drops(self.drops()),
+            Query::Troubles(_) => Reply::Troubles(self.own_troubles()),
             Query::Flows(request) => self.flows(request).map_or_else(failure, Reply::Flows),
             Query::Explain(request) => self.explanation(request).map_or_else(failure, Reply::Explanation),
         }
@@ -294,6 +298,10 @@ impl Admin for Sources {
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         Ok(Response::new(self.status()))
+    }
+
+    async fn list_troubles(&self, _: Request<v1::ListTroublesRequest>) -> Result<Response<v1::ListTroublesResponse>, Status> {
+        self.all_troubles().await.map(Response::new)
     }
 
     async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
@@ -399,6 +407,7 @@ pub(crate) mod tests {
             })
             .1,
             causes: watch::channel(Causes::new()).1,
+            troubles: watch::channel(Vec::new()).1,
             fleet: FleetSources {
                 election: watch::channel(ElectionStatus::default()).1,
                 replication: watch::channel(ReplicationStatus::default()).1,

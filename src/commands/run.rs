@@ -321,6 +321,7 @@ impl RunningGateway<'_> {
             },
             served: snapshots.served.subscribe(),
             causes: health.findings.causes.subscribe(),
+            troubles: self.channels.troubles.subscribe(),
             fleet: FleetSources {
                 election: fleet.election.subscribe(),
                 replication: fleet.replication.subscribe(),

@@ -22,6 +22,7 @@ use super::workers::FlowOutlets;
 use crate::admin::Sources;
 use crate::admin::api::AdminServer;
 use crate::admin::metrics::{GatewayPages, PagesServer, StatusPage, WorkerLoads};
+use crate::admin::troubles::TroubleMonitor;
 use crate::agent::compile_loop::{CompileLoop, Inputs, SnapshotPipeline};
 use crate::agent::persist::directories::StateDirs;
 use crate::agent::persist::{StateFile, StateWriter};
@@ -102,6 +103,7 @@ impl Wiring<'_> {
         if systemd::listens() {
             supervisor.run("systemd", self.systemd_report(), SystemdReport::run);
         }
+        supervisor.run("troubles", self.trouble_monitor(), TroubleMonitor::run);
         // Interfaces for operators. An address of metrics that is in use is tried again: forwarding does not need it.
         if let Some(exporter) = self.flow_exporter() {
             supervisor.run_to_its_end("flow-records", exporter, FlowExporter::run);
@@ -308,6 +310,14 @@ impl Wiring<'_> {
             served: self.channels.snapshots.served.subscribe(),
             room: WorkerRoom { workers: workers.counters.clone(), flows_max: workers.flows_max },
             limits: self.channels.fleet.limits.clone(),
+        }
+    }
+
+    fn trouble_monitor(&self) -> TroubleMonitor {
+        TroubleMonitor {
+            sources: self.sources.clone(),
+            certificates: self.settings.certificates(),
+            troubles: self.channels.troubles.clone(),
         }
     }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::snapshot::{ServiceView, Views};
+use proto::trouble::Trouble;
 use proto::{FleetStatus, Protocol, v1};
 use serde::Serialize;
 
@@ -40,6 +41,8 @@ pub(super) struct StatusDocument {
     state_expired: bool,
     /// Counter of the state by which every worker forwards; 0 before the first.
     generation: u64,
+    /// The worst first.
+    troubles: Vec<TroubleRow>,
     fleet: FleetRow,
     totals: Totals,
     workers: Vec<WorkerRow>,
@@ -55,6 +58,17 @@ pub(super) struct StatusDocument {
     events: Vec<EventRow>,
     /// Why there are no events.
     events_missing: Option<String>,
+}
+
+/// As `sluicectl status` lists it.
+#[derive(Debug, Serialize)]
+struct TroubleRow {
+    severity: &'static str,
+    kind: &'static str,
+    object: String,
+    cause: String,
+    since: String,
+    remedy: &'static str,
 }
 
 /// The part of the gateway in the fleet.
@@ -178,6 +192,7 @@ pub(super) fn make(
         controller_connected: status.controller_connected,
         state_expired: status.state_expired,
         generation: status.generation.map_or(0, |generation| generation.counter),
+        troubles: sources.troubles.borrow().iter().map(TroubleRow::from).collect(),
         fleet: FleetRow::from(&*sources.fleet.status.borrow()),
         totals: reading.totals,
         workers: worker_rows(&status.accounts, workers),
@@ -293,6 +308,20 @@ fn event_rows(events: Vec<v1::EventStatus>, search: &str) -> Vec<EventRow> {
         message: event.message,
     };
     events.into_iter().rev().filter(matches).take(EVENTS_MAX).map(row).collect()
+}
+
+impl From<&Trouble> for TroubleRow {
+    fn from(trouble: &Trouble) -> Self {
+        let facts = trouble.kind.facts();
+        Self {
+            severity: facts.severity.as_str(),
+            kind: facts.word,
+            object: trouble.object.clone(),
+            cause: trouble.cause.clone(),
+            since: objects::text::of_time(trouble.since_s),
+            remedy: facts.remedy,
+        }
+    }
 }
 
 impl From<&FleetStatus> for FleetRow {
