@@ -225,11 +225,21 @@ fn a_check_fails_by_what_is_wrong_and_not_by_what_is_elsewhere() {
     assert!(String::from_utf8_lossy(&elsewhere.stdout).starts_with("name: edge-1\n"));
     fs::create_dir(dir.path().join("m")).unwrap();
     fs::write(dir.path().join("m/web.yaml"), "kind: [\n").unwrap();
+    // The gateway starts without the manifest that does not parse.
+    let tenant = check(&file);
+    let warnings = String::from_utf8_lossy(&tenant.stderr);
+    assert!(tenant.status.success() && warnings.starts_with("warning: manifests: "), "{}", text(&tenant));
+    assert!(warnings.contains("web.yaml"), "{warnings}");
+    let tls = "admin: {listen: ['unix:/run/a.sock', '0.0.0.0:9438'], tls: {ca: ca.pem, cert: cert.pem, key: key.pem}}\n";
+    fs::write(&file, fs::read_to_string(&file).unwrap() + tls).unwrap();
+    for name in ["ca.pem", "cert.pem", "key.pem"] {
+        fs::write(dir.path().join(name), "of nobody\n").unwrap();
+    }
     let wrong = check(&file);
     assert_eq!((wrong.status.code(), wrong.stdout.len()), (Some(2), 0));
-    assert!(text(&wrong).starts_with("error: manifests: ") && text(&wrong).contains("web.yaml"), "{}", text(&wrong));
+    assert!(text(&wrong).contains("error: admin.tls: "), "{}", text(&wrong));
     let doctor = Command::new(env!("CARGO_BIN_EXE_sluiced")).args(["doctor", "--config"]).arg(&file).output().unwrap();
-    assert!(doctor.status.code() == Some(1) && text(&doctor).contains("missing  manifests"), "{}", text(&doctor));
+    assert!(doctor.status.code() == Some(1) && text(&doctor).contains("missing  admin.tls"), "{}", text(&doctor));
 }
 
 #[test]

@@ -49,7 +49,7 @@ impl StateSource {
 pub(super) enum SourceKeys {
     Embedded(Box<ControllerKeys>, Source, Option<CertificateFiles>),
     /// The file names no source for a controller in this process, and `replay` only plans like one.
-    Planned(Box<ControllerKeys>, Source),
+    Planned(Box<ControllerKeys>, Source, Option<CertificateFiles>),
     Remote(Vec<ServerUrl>, Option<CertificateFiles>),
 }
 
@@ -64,7 +64,7 @@ impl SourceKeys {
     /// Ranges of the pools; none if they are in the file of another controller.
     pub(super) fn ranges(&self) -> &[LocatedRange] {
         match self {
-            Self::Embedded(keys, ..) | Self::Planned(keys, _) => &keys.ranges,
+            Self::Embedded(keys, ..) | Self::Planned(keys, ..) => &keys.ranges,
             Self::Remote(..) => &[],
         }
     }
@@ -93,8 +93,7 @@ impl SourceKeys {
             StateSource::Embedded(Box::new(settings), tls)
         };
         match self {
-            Self::Embedded(keys, source, tls) => embedded(*keys, source, tls),
-            Self::Planned(keys, source) => embedded(*keys, source, None),
+            Self::Embedded(keys, source, tls) | Self::Planned(keys, source, tls) => embedded(*keys, source, tls),
             Self::Remote(urls, tls) => StateSource::Remote(urls, tls),
         }
     }
@@ -125,7 +124,7 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
     let source = choose(top, choice, &keys, urls.as_ref());
     let has_own_source = urls.is_none() && (keys.manifests.is_some() || keys.kubeconfig.is_some());
     if matches!(choice, SourceChoice::Replay(_)) && !has_own_source {
-        return SourceKeys::Planned(Box::new(keys), source);
+        return SourceKeys::Planned(Box::new(keys), source, tls);
     }
     SourceKeys::Embedded(Box::new(keys), source, tls)
 }

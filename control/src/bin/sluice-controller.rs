@@ -100,8 +100,8 @@ enum Command {
     ///
     /// Looks at certificates, manifests, the API server of a kubeconfig and the rights there. What cannot be seen from this
     /// machine is a note, so that the command can run where no controller runs. What can be seen and cannot work is an error,
-    /// with exit code 2. Nothing is changed. A plugin (`exec`)
-    /// that the kubeconfig names runs.
+    /// with exit code 2. A manifest that does not parse is a warning: the others are served. Nothing is changed. A plugin
+    /// (`exec`) that the kubeconfig names runs.
     Check(ConfigArgs),
 }
 
