@@ -1,7 +1,7 @@
 //! The machine under the gateway: its files below `/sys`, `/proc` and `/dev`, what a configuration needs of it, and its
 //! free huge pages.
 //!
-//! Deliberately not here: findings for an operator (`tools`), and privileges (`run`).
+//! Deliberately not here: findings for an operator (`commands::doctor`), and privileges (`commands::run`).
 
 mod hugepages;
 mod needs;

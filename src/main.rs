@@ -75,8 +75,8 @@ fn run_doctor(args: &DoctorArgs) -> ExitCode {
         Ok(settings) => settings,
         Err(errors) => return invalid(&errors),
     };
-    let from_file = args.config.as_ref().and_then(|file| Settings::read(file, &SourceChoice::File).ok());
-    let named = match preflight::of_this_machine(settings.as_ref(), from_file.as_ref()) {
+    let with_source = args.config.as_ref().and_then(|file| Settings::read(file, &SourceChoice::File).ok());
+    let named = match preflight::of_this_machine(settings.as_ref(), with_source.as_ref()) {
         Ok(named) => named,
         Err(error) => return exit_code(Err(format!("cannot look at what the file names: {error}"))),
     };

@@ -111,10 +111,10 @@ impl Settings {
         Self::take(reader, &root, choice)
     }
 
-    /// The certificates that the gateway itself shows: to controllers, and to operators.
+    /// The certificates that the gateway shows to controllers, if it has any.
     #[must_use]
-    pub fn certificates(&self) -> Vec<KeyCertificates> {
-        self.source.certificates().into_iter().chain(KeyCertificates::of_admin(&self.admin_listen)).collect()
+    pub fn certificates(&self) -> Option<KeyCertificates> {
+        self.source.certificates()
     }
 
     fn take(reader: Reader, root: &Node, choice: &SourceChoice) -> Result<Self, Invalid> {

@@ -192,14 +192,16 @@ fn the_page_of_figures_has_every_row_the_machine_and_both_graphs() {
 fn figures_are_compared_with_targets_in_units_of_the_yardstick() {
     let program = "from rows import Figures\n\
                    run = lambda y, ns: {'yardstick_ns': y, 'report': {'ns_per_packet': ns, 'floor_ns': 5}}\n\
-                   figures = Figures({'runs': {'a': run(10, 16.0), 'b': run(10, 16.1), 'c': run(None, 9)}, 'skipped': 'why'})\n\
-                   for name in 'abc': print(figures.in_units(name, name, 1.2, 4))";
+                   memory = {'report': {'memory_line': {'fetched_ahead_ns': 1.5}}}\n\
+                   runs = {'none': memory, 'a': run(10, 26.0), 'b': run(10, 26.1), 'c': run(None, 9)}\n\
+                   figures = Figures({'runs': runs, 'skipped': 'why'})\n\
+                   for name in 'abc': print(figures.in_units(name, name, 2, 4))";
     let output =
         Command::new("python3").args(["-B", "-c", program]).current_dir(root().join("demo/bench-table")).output().unwrap();
     let rows = [
-        "['a', '16.0 ns', '5.0', '<= 16.0 (1.2 y + 4)', '1.60', 'met']",
-        "['b', '16.1 ns', '5.0', '<= 16.0 (1.2 y + 4)', '1.61', 'not met']",
-        "['c', '9.0 ns', '5.0', '<= (1.2 y + 4)', '-', '-']",
+        "['a', '26.0 ns', '5.0', '<= 26.0 (1.9 y + 2 L + 4)', '2.60', 'met']",
+        "['b', '26.1 ns', '5.0', '<= 26.0 (1.9 y + 2 L + 4)', '2.61', 'not met']",
+        "['c', '9.0 ns', '5.0', '<= (1.9 y + 2 L + 4)', '-', '-']",
     ];
     assert_eq!(text(&output), rows.map(|row| format!("{row}\n")).concat());
 }
@@ -223,11 +225,21 @@ fn a_check_fails_by_what_is_wrong_and_not_by_what_is_elsewhere() {
     assert!(String::from_utf8_lossy(&elsewhere.stdout).starts_with("name: edge-1\n"));
     fs::create_dir(dir.path().join("m")).unwrap();
     fs::write(dir.path().join("m/web.yaml"), "kind: [\n").unwrap();
+    // The gateway starts without the manifest that does not parse.
+    let tenant = check(&file);
+    let warnings = String::from_utf8_lossy(&tenant.stderr);
+    assert!(tenant.status.success() && warnings.starts_with("warning: manifests: "), "{}", text(&tenant));
+    assert!(warnings.contains("web.yaml"), "{warnings}");
+    let tls = "admin: {listen: ['unix:/run/a.sock', '0.0.0.0:9438'], tls: {ca: ca.pem, cert: cert.pem, key: key.pem}}\n";
+    fs::write(&file, fs::read_to_string(&file).unwrap() + tls).unwrap();
+    for name in ["ca.pem", "cert.pem", "key.pem"] {
+        fs::write(dir.path().join(name), "of nobody\n").unwrap();
+    }
     let wrong = check(&file);
     assert_eq!((wrong.status.code(), wrong.stdout.len()), (Some(2), 0));
-    assert!(text(&wrong).starts_with("error: manifests: ") && text(&wrong).contains("web.yaml"), "{}", text(&wrong));
+    assert!(text(&wrong).contains("error: admin.tls: "), "{}", text(&wrong));
     let doctor = Command::new(env!("CARGO_BIN_EXE_sluiced")).args(["doctor", "--config"]).arg(&file).output().unwrap();
-    assert!(doctor.status.code() == Some(1) && text(&doctor).contains("missing  manifests"), "{}", text(&doctor));
+    assert!(doctor.status.code() == Some(1) && text(&doctor).contains("missing  admin.tls"), "{}", text(&doctor));
 }
 
 #[test]

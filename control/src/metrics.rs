@@ -243,7 +243,7 @@ mod tests {
 
     use super::*;
     use crate::config::settings::CertificateFiles;
-    use crate::gateways::listener::CertificateSource;
+    use crate::gateways::listener::ShownBy;
     use crate::gateways::tls::tests::Authority;
 
     #[derive(Debug)]
@@ -259,7 +259,7 @@ mod tests {
     fn the_expiration_of_certificates_follows_their_files() {
         let dir = tempfile::tempdir().unwrap();
         let files = CertificateFiles { ca: dir.path().join("ca"), cert: dir.path().join("cert"), key: dir.path().join("key") };
-        let key = |key, files: &CertificateFiles| KeyCertificates { key, source: CertificateSource::Files(files.clone()) };
+        let key = |key, files: &CertificateFiles| KeyCertificates { key, shown_by: ShownBy::Client(files.clone()) };
         let text = || TextFormat::Prometheus.text(CertificateCollector(vec![key("tls", &files)])).unwrap();
         assert!(!text().lines().any(|line| line.starts_with("sluice_certificate")), "no file, no sample");
         let authority = Authority::new();

@@ -55,7 +55,7 @@ impl ControllerDir {
         );
         fs::write(self.path("controller.yaml"), text).unwrap();
         let file = ControllerFile::read(&self.path("controller.yaml")).unwrap();
-        let sockets = AdminSockets::listen(&file.admin_listen).await.unwrap();
+        let sockets = AdminSockets::listen(&file.admin_listen, None).await.unwrap();
         let shutdown = CancellationToken::new();
         let config = file.effective();
         let running = controller::start(file.settings, shutdown.clone()).await.unwrap();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use control::admin::{AdminSockets, Caller, View};
 use control::config::settings::AdminListen;
+use control::gateways::listener::ServerTls;
 use dataplane::WorkerCounters;
 use dataplane::snapshot::ServiceView;
 use proto::trouble::Trouble;
@@ -134,6 +135,8 @@ pub struct Sources {
 pub struct AdminServer {
     /// Key `admin.listen`.
     pub listen: AdminListen,
+    /// The certificates for TCP, if it listens there.
+    pub tls: Option<Arc<ServerTls>>,
     /// What it answers from.
     pub sources: Sources,
     /// Cancelled at the end.
@@ -146,8 +149,8 @@ impl AdminServer {
     /// # Errors
     /// If a unix socket is in use or cannot be created, or the server fails.
     pub async fn run(self) -> Result<(), Failure> {
-        let Self { listen, sources, shutdown } = self;
-        let sockets = AdminSockets::listen(&listen).await?;
+        let Self { listen, tls, sources, shutdown } = self;
+        let sockets = AdminSockets::listen(&listen, tls).await?;
         let captures = Arc::clone(&sources.captures);
         let stop = async move {
             shutdown.cancelled().await;
@@ -447,7 +450,7 @@ pub(crate) mod tests {
         let path = dir.path().join("admin.sock");
         let stop = CancellationToken::new();
         let listen = AdminListen::unix(path.clone());
-        let server = tokio::spawn(AdminServer { listen, sources: sources(), shutdown: stop.clone() }.run());
+        let server = tokio::spawn(AdminServer { listen, tls: None, sources: sources(), shutdown: stop.clone() }.run());
         let channel = connect(&path).await;
         let mut admin = AdminClient::new(channel.clone());
         let status = admin.get_status(v1::GetStatusRequest {}).await.unwrap().into_inner();
@@ -500,7 +503,7 @@ pub(crate) mod tests {
         let path = dir.path().join("admin.sock");
         let _other = control::gateways::socket::listen(&path).await.unwrap();
         let (listen, shutdown) = (AdminListen::unix(path), CancellationToken::new());
-        let error = AdminServer { listen, sources: sources(), shutdown }.run().await.unwrap_err();
+        let error = AdminServer { listen, tls: None, sources: sources(), shutdown }.run().await.unwrap_err();
         assert!(error.to_string().contains("is in use"), "{error}");
     }
 }

@@ -26,18 +26,46 @@ const TUNNEL_BYTES_MAX: u16 = 48;
 /// If the system has no room for the timers and sockets that it takes.
 pub fn examine(settings: &Settings) -> io::Result<Vec<Finding>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+<<<<<<< HEAD
     let mut findings = runtime.block_on(named(settings));
+    // A plugin of a kubeconfig may hang; nobody waits for its thread.
+    runtime.shutdown_background();
+=======
+    let mut findings = match &settings.source {
+        StateSource::Embedded(controller, _) => runtime.block_on(preflight::examine(controller)),
+        StateSource::Remote(..) => Vec::new(),
+    };
+    findings.extend(runtime.block_on(certificates(settings)));
+    findings.extend(mtus(settings));
+    Ok(findings)
+}
+
+/// The same without the source of Services.
+fn examine_without_source(settings: &Settings) -> io::Result<Vec<Finding>> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let text = "the file alone names no valid source of Services: manifests and the API server are not looked at; \
+                `sluiced check` with the flags of `run` looks at them";
+    let mut findings = vec![Finding::new(Level::Note, "source", text)];
+    if let StateSource::Embedded(controller, _) = &settings.source {
+        findings.extend(runtime.block_on(preflight::examine_listener(controller)));
+    }
+    findings.extend(runtime.block_on(certificates(settings)));
+>>>>>>> fixg
     findings.extend(mtus(settings));
     Ok(findings)
 }
 
 /// The same as lines of `doctor`, on the machine that runs the gateway: what is not here is missing. `settings` are those
-/// of the file whatever its source, `from_file` those with the source that it names, if it names one.
+/// of the file whatever its source, `with_source` those with the source that it names, if it names one.
 ///
 /// # Errors
 /// See [`examine`].
-pub fn of_this_machine(settings: Option<&Settings>, from_file: Option<&Settings>) -> io::Result<Vec<doctor::Finding>> {
-    let named = from_file.map(examine).transpose()?.unwrap_or_default();
+pub fn of_this_machine(settings: Option<&Settings>, with_source: Option<&Settings>) -> io::Result<Vec<doctor::Finding>> {
+    let named = match (with_source, settings) {
+        (Some(settings), _) => examine(settings)?,
+        (None, Some(settings)) => examine_without_source(settings)?,
+        (None, None) => Vec::new(),
+    };
     let line = |Finding { level, key, text }| match level {
         Level::Ok => doctor::Finding::ok(key, text),
         Level::Note | Level::Warning => doctor::Finding::note(key, text, ""),
@@ -47,12 +75,11 @@ pub fn of_this_machine(settings: Option<&Settings>, from_file: Option<&Settings>
     Ok(named.into_iter().map(line).chain(veths.into_iter().flatten()).collect())
 }
 
-async fn named(settings: &Settings) -> Vec<Finding> {
-    let (mut findings, certificates) = match &settings.source {
-        StateSource::Embedded(controller, certificates) => (preflight::examine(controller).await, certificates),
-        StateSource::Remote(_, certificates) => (Vec::new(), certificates),
-    };
-    if let Some(files) = certificates {
+/// The certificates of the gateway itself.
+async fn certificates(settings: &Settings) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let (StateSource::Embedded(_, files) | StateSource::Remote(_, files)) = &settings.source;
+    if let Some(files) = files {
         let bearer = Bearer::Gateway(&settings.name);
         findings.push(preflight::examine_certificates("controller.tls", files, bearer).await);
     }
@@ -84,8 +111,8 @@ fn mtus(settings: &Settings) -> Vec<Finding> {
         return Vec::new();
     }
     note(format!(
-        "{} has MTU {}, {} has {}: in `nat` and `dnat` TCP gets the smaller one, longer datagrams are fragmented or their senders \
-         told",
+        "{} has MTU {}, {} has {}: in `nat` and `dnat` TCP gets the smaller one, longer datagrams are fragmented or their senders get \
+         an ICMP error",
         small.name, small.mtu_bytes, large.name, large.mtu_bytes
     ))
 }
@@ -130,5 +157,22 @@ mod tests {
         assert_eq!(texts(BASE), Vec::<String>::new());
         let roomy = BASE.replace("[10.0.0.2/24]", "[10.0.0.2/24], mtu: 1548") + "defaults: {mode: ipip}\n";
         assert!(texts(&roomy)[0].contains("TCP gets the smaller one"), "the tunnel fits");
+    }
+    #[test]
+    fn without_a_source_in_the_file_the_doctor_still_looks_at_all_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("sluice.yaml");
+        let tls = "tls: {ca: ca.pem, cert: cert.pem, key: key.pem}";
+        let text = BASE.replace("manifests: m\n", "").replace("[10.0.0.2/24]", "[10.0.0.2/24], mtu: 9000");
+        let listens = format!("admin: {{listen: ['unix:/run/a.sock', '0.0.0.0:9438'], {tls}}}\ncontroller: {{{tls}}}\n");
+        fs::write(&file, format!("{text}{listens}listen: ['unix:/run/c.sock', '0.0.0.0:9433']\n{tls}\n")).unwrap();
+        assert!(Settings::read(&file, &SourceChoice::File).is_err());
+        let settings = Settings::read(&file, &SourceChoice::Replay("/".into())).unwrap();
+        let findings = of_this_machine(Some(&settings), None).unwrap();
+        let found: Vec<_> = findings.iter().map(|found| (found.level, found.subject.as_str())).collect();
+        let missing = |key| (doctor::Level::Missing, key);
+        let note = |key| (doctor::Level::Note, key);
+        assert_eq!(found, [note("source"), missing("tls"), missing("controller.tls"), missing("admin.tls"), note("ports")]);
+        assert!(findings[0].found.contains("manifests and the API server are not looked at"), "{findings:?}");
     }
 }

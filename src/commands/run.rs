@@ -38,8 +38,8 @@ use crate::netlink::VipRoutes;
 use crate::ports::{Ports, PortsError, WorkerPorts};
 use crate::settings::reload::Reload;
 use crate::settings::{Settings, StateSource};
-use crate::worker_threads;
 use crate::worker_threads::inquiries::Inquiries;
+use crate::worker_threads::{self, Load};
 use channels::Channels;
 use claim::{Claim, ClaimError};
 use flow_transfer::{FlowFile, FlowTransfer};
@@ -211,23 +211,28 @@ struct Engine {
     pipeline: SnapshotPipeline,
 }
 
+/// Workers that run.
+struct WatchedWorkers {
+    workers: Vec<worker_threads::Worker>,
+    loads: Vec<Arc<Load>>,
+    watchdog: Watchdog,
+}
+
 impl RunningGateway<'_> {
     /// Runs the gateway until `stop`.
     async fn serve(&self, worker_ports: Vec<WorkerPorts>) -> Result<(), RunError> {
         let inboxes = worker_ports.iter().filter_map(|worker| worker.peers.as_ref().map(Peers::inboxes)).collect();
         let Engine { workers, counters, inquiries, pipeline } = self.engine(worker_ports);
         let running = self.start_controller().await?;
-        let workers = match self.start_workers(workers) {
-            Ok(workers) => workers,
+        let WatchedWorkers { workers, loads, watchdog } = match self.start_watched(workers) {
+            Ok(watched) => watched,
             Err(error) => {
                 self.shutdown.cancel();
                 embedded_controller::stopped(running).await;
-                return Err(error.into());
+                return Err(error);
             }
         };
         let restored = self.transfer.log_restored();
-        let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
-        let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
         let mut supervisor = Supervisor::new(self.shutdown.clone());
         let flows_max = self.settings.flows.max_per_worker;
         let view = WorkerSources { counters, loads: loads.clone(), flows_max: flows_max.into(), inquiries };
@@ -293,6 +298,13 @@ impl RunningGateway<'_> {
             }
             StateSource::Remote(..) => Ok(None),
         }
+    }
+
+    fn start_watched(&self, parts: Vec<WorkerParts>) -> Result<WatchedWorkers, RunError> {
+        let workers = self.start_workers(parts)?;
+        let loads: Vec<_> = workers.iter().map(|worker| Arc::clone(worker.load())).collect();
+        let watchdog = Watchdog::start(loads.clone()).map_err(RunError::Runtime)?;
+        Ok(WatchedWorkers { workers, loads, watchdog })
     }
 
     fn start_workers(&self, parts: Vec<WorkerParts>) -> Result<Vec<worker_threads::Worker>, WorkersError> {

@@ -35,7 +35,7 @@ pub(super) enum StreamError {
     Refused { url: ServerUrl, status: Box<tonic::Status> },
     #[error("the controller at {0} closed the stream")]
     Closed(ServerUrl),
-    #[error("addresses of the gateway have changed; the controller is told")]
+    #[error("addresses of the gateway have changed; the stream is opened again with them")]
     Readdressed,
     #[error(transparent)]
     Received(#[from] ReceivedError),

@@ -42,6 +42,7 @@ use crate::agent::watch::send_if_changed;
 use crate::settings::Replication;
 use crate::worker_threads::inquiries::Inquiries;
 use agreement::Agreement;
+use channel::SessionError;
 pub use exchange::ReplicaExchange;
 use hub::{Hub, HubParts, PARTNER_LEFT, PartnerState};
 use seal::Identity;
@@ -268,7 +269,7 @@ async fn serve(hub: Arc<Hub>, listener: TcpListener) -> io::Result<()> {
                         sessions.spawn(async move {
                             let (gateway, address) = (greeting.follower().name.clone(), greeting.follower().address);
                             let Err(error) = sender::serve(hub, greeting).await;
-                            tracing::warn!(gateway, %address, %error, "a partner no longer follows the flows of this gateway");
+                            note_end(&gateway, address, &error);
                         });
                     }
                     Err(error) => {
@@ -278,6 +279,15 @@ async fn serve(hub: Arc<Hub>, listener: TcpListener) -> io::Result<()> {
             }
             Some(_) = sessions.join_next() => {}
         }
+    }
+}
+
+/// Logs the end of a session by which a partner followed this gateway.
+fn note_end(gateway: &str, address: SocketAddr, error: &SessionError) {
+    if error.is_routine() {
+        tracing::info!(gateway, %address, reason = %error, "a session with a partner has ended, and a new one follows");
+    } else {
+        tracing::warn!(gateway, %address, %error, "a partner no longer follows the flows of this gateway");
     }
 }
 
@@ -396,6 +406,7 @@ mod tests {
     use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpStream;
 
+    use super::seal::SealError;
     use super::*;
     use crate::settings::KeyFile;
     use crate::worker_threads::inquiries::tests::without_workers;
@@ -506,7 +517,7 @@ mod tests {
     async fn gateways_that_a_controller_names_follow_each_other_also_while_one_has_a_newer_key() {
         let [mut one, two] = gateways_in_sync().await;
         assert_eq!(two.status.borrow().partners[0].name.as_deref(), Some("edge-1"));
-        // A new leader has given the key only to the first, and the second starts again and gets the old key at first.
+        // A new leader sends its key to the first gateway only. The second one starts again, and has the old key at first.
         one.names(2, &two);
         let listen = two.listen;
         drop(two);
@@ -519,6 +530,22 @@ mod tests {
         again.has(in_sync).await;
         one.has(in_sync).await;
         assert!(again.exchange.copies().iter().all(|(_, copies)| *copies > 0), "{:?}", again.exchange.copies());
+    }
+
+    /// Why a gateway refuses a partner that has this key alone, once it does: keys change between two looks of its task.
+    async fn refusal(gateway: &Gateway, key: u8) -> SessionError {
+        let partner = Identity { name: "edge-3".to_owned(), address: gateway.listen, process: [3; 8], agreement: [0; 32] };
+        let refused = async {
+            loop {
+                let mut stream = TcpStream::connect(gateway.listen).await.unwrap();
+                match channel::follow(&mut stream, &partner, &group_keys(&[key]), 2).await {
+                    Err(refusal @ SessionError::Refused(_)) => return refusal,
+                    // It has another digest than this partner.
+                    _ => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            }
+        };
+        tokio::time::timeout(LONG, refused).await.unwrap()
     }
 
     #[tokio::test]
@@ -545,16 +572,26 @@ mod tests {
         };
         tokio::time::timeout(LONG, again).await.unwrap();
         two.keys.send_replace(group_keys(&[new]));
+        assert!(matches!(refusal(&two, old).await, SessionError::Refused(SealError::Key)));
+        // The flows of a group that is taken over are copied by the sessions of the new key.
+        let before = copies(&one)[0];
+        let groups = Some(OwnedGroups { groups: 2, owned: 0b10 });
+        one.answers.send_replace(VipAnswers { groups, ..VipAnswers::default() });
+        let again = async {
+            while copies(&one)[0] <= before {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONG, again).await.unwrap();
         one.has(in_sync).await;
         two.has(in_sync).await;
-        // A gateway that was forgotten has no session any more.
+        // A gateway that still has only the old key loses its sessions, and each refuses the other.
         one.keys.send_replace(group_keys(&[old]));
         let is_apart = |status: &ReplicationStatus| status.partners.iter().all(|partner| partner.lag.is_none());
         one.has(is_apart).await;
         two.has(is_apart).await;
-        let before = [copies(&one), copies(&two)];
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!([copies(&one), copies(&two)], before, "an old key alone is refused");
+        assert!(matches!(refusal(&two, old).await, SessionError::Refused(SealError::Key)));
+        assert!(matches!(refusal(&one, new).await, SessionError::Refused(SealError::Key)));
     }
 
     #[tokio::test]

@@ -66,7 +66,7 @@ impl Settings {
     fn reloaded_source(&self, new: &Self, profile: &GatewayProfile) -> StateSource {
         let StateSource::Embedded(old, tls) = &self.source else { return self.source.clone() };
         // The gateway itself is connected to the socket, a source of another kind needs other tasks, and another directory
-        // cannot be written to (`run::privileges`): all need a restart.
+        // cannot be written to (`commands::run::privileges`): all need a restart.
         let next = match &new.source {
             StateSource::Embedded(new, _)
                 if old.listen == new.listen && is_writable(status_dir(new), status_dir(old), &self.state_dir) =>

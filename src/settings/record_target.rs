@@ -33,7 +33,7 @@ impl RecordTarget {
     fn file(path: &str, base: &Path) -> Option<Self> {
         let is_file = !path.is_empty() && !path.starts_with("//") && !path.ends_with('/');
         let path = is_file.then(|| std::path::absolute(base.join(path)).ok()).flatten()?;
-        // The gateway may write to the whole directory (`run::privileges`), so that must not be the system's.
+        // The gateway may write to the whole directory (`commands::run::privileges`), so that must not be the system's.
         let has_directory = path.parent().is_some_and(|dir| dir.parent().is_some() && !is_of_system(dir));
         (has_directory && path.file_name().is_some()).then_some(Self::File(path))
     }

@@ -196,10 +196,8 @@ impl Reload {
         let next = running.reloaded(&new);
         let owned = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect::<Vec<_>>();
         let mut applied = owned(next.key_values().differing(&running.key_values()));
-        // What is printed is the name of the file, and only it can change.
-        applied.retain(|key| key != "fleet");
         if next.replication != running.replication {
-            applied.push("fleet.key".to_owned());
+            note_fleet_key(&mut applied, &next.key_values().names());
         }
         let mut at_next_start = owned(new.key_values().differing(&next.key_values()));
         // The rest of the key is in effect.
@@ -227,6 +225,15 @@ fn first_line(text: &str) -> String {
         0 => first.to_owned(),
         more => format!("{first} (+{more} more)"),
     }
+}
+
+/// Names `fleet.key` in place of `fleet`, of which nothing else changes at a reload. Where only the content of its file has
+/// changed, it stands where `names`, in the order of the file, have `fleet`.
+fn note_fleet_key(applied: &mut Vec<String>, names: &[&str]) {
+    applied.retain(|key| key != "fleet");
+    let before: Vec<_> = names.iter().take_while(|name| **name != "fleet").collect();
+    let at = applied.iter().take_while(|key| before.iter().any(|name| **name == key.as_str())).count();
+    applied.insert(at, "fleet.key".to_owned());
 }
 
 /// The settings of the embedded controller; none with a remote one.
@@ -405,9 +412,14 @@ pub(crate) mod tests {
         write("'192.0.2.5:9437'");
         let reloaded = reload.reload().unwrap();
         assert_eq!((reloaded.applied, reloaded.at_next_start), (keys(&["fleet.key"]), keys(&["fleet"])));
+        write_keys(&[3]);
+        let text = fs::read_to_string(&file).unwrap().replace("192.0.2.119", "192.0.2.118");
+        fs::write(&file, text + "logs: {level: debug}\n").unwrap();
+        let reloaded = reload.reload().unwrap();
+        assert_eq!(reloaded.applied, keys(&["logs", "fleet.key", "pools"]), "in the order of the file");
         write_keys(&[2, 2]);
         assert!(reload.reload().unwrap_err().to_string().contains("whose two lines are the same key"));
-        assert_eq!(*fleet_keys.borrow(), [GroupKey::new([2; 32])], "an invalid file changes nothing");
+        assert_eq!(*fleet_keys.borrow(), [GroupKey::new([3; 32])], "an invalid file changes nothing");
     }
 
     #[test]

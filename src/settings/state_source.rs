@@ -8,7 +8,7 @@ use control::config::controller::{ControllerKeys, KEYS};
 use control::config::listen::{take_files, take_url};
 use control::config::settings::{CertificateFiles, ControllerSettings, MaglevSeed, Source};
 use control::config::{Located, LocatedRange, Location, Section};
-use control::gateways::listener::{CertificateSource, KeyCertificates};
+use control::gateways::listener::{KeyCertificates, ShownBy};
 use objects::scalar::url::ServerUrl;
 use proto::{Announce, GatewayProfile};
 
@@ -41,7 +41,7 @@ impl StateSource {
     /// The certificates with which the gateway dials controllers.
     pub(super) fn certificates(&self) -> Option<KeyCertificates> {
         let (Self::Embedded(_, files) | Self::Remote(_, files)) = self;
-        Some(KeyCertificates { key: "controller.tls", source: CertificateSource::Files(files.clone()?) })
+        Some(KeyCertificates { key: "controller.tls", shown_by: ShownBy::Client(files.clone()?) })
     }
 }
 
@@ -49,7 +49,7 @@ impl StateSource {
 pub(super) enum SourceKeys {
     Embedded(Box<ControllerKeys>, Source, Option<CertificateFiles>),
     /// The file names no source for a controller in this process, and `replay` only plans like one.
-    Planned(Box<ControllerKeys>, Source),
+    Planned(Box<ControllerKeys>, Source, Option<CertificateFiles>),
     Remote(Vec<ServerUrl>, Option<CertificateFiles>),
 }
 
@@ -64,7 +64,7 @@ impl SourceKeys {
     /// Ranges of the pools; none if they are in the file of another controller.
     pub(super) fn ranges(&self) -> &[LocatedRange] {
         match self {
-            Self::Embedded(keys, ..) | Self::Planned(keys, _) => &keys.ranges,
+            Self::Embedded(keys, ..) | Self::Planned(keys, ..) => &keys.ranges,
             Self::Remote(..) => &[],
         }
     }
@@ -93,8 +93,7 @@ impl SourceKeys {
             StateSource::Embedded(Box::new(settings), tls)
         };
         match self {
-            Self::Embedded(keys, source, tls) => embedded(*keys, source, tls),
-            Self::Planned(keys, source) => embedded(*keys, source, None),
+            Self::Embedded(keys, source, tls) | Self::Planned(keys, source, tls) => embedded(*keys, source, tls),
             Self::Remote(urls, tls) => StateSource::Remote(urls, tls),
         }
     }
@@ -125,7 +124,7 @@ pub(super) fn take(top: &mut Section<'_>, choice: &SourceChoice, admin_listen: &
     let source = choose(top, choice, &keys, urls.as_ref());
     let has_own_source = urls.is_none() && (keys.manifests.is_some() || keys.kubeconfig.is_some());
     if matches!(choice, SourceChoice::Replay(_)) && !has_own_source {
-        return SourceKeys::Planned(Box::new(keys), source);
+        return SourceKeys::Planned(Box::new(keys), source, tls);
     }
     SourceKeys::Embedded(Box::new(keys), source, tls)
 }

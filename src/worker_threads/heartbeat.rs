@@ -2,7 +2,7 @@
 //!
 //! Invariant: a pause of the whole program or machine stalls no worker, because observations are counted, not time.
 //! An idle worker polls too: it sleeps for 20 ms at most ([`Sleep::LONGEST`](super::Sleep::LONGEST)).
-//! Not here: what follows from a stall (`run::watchdog`).
+//! Not here: what follows from a stall (`commands::run::watchdog`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -16,11 +16,11 @@ mod status;
 mod top;
 
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+use nix::unistd::{Uid, User, geteuid};
 use proto::v1;
 
 use args::ConvertArguments;
@@ -161,19 +161,19 @@ fn read(file: &Path) -> Result<String, CtlError> {
 /// Name of the operator, and this machine. The kernel knows the user; variables may have been kept from another one
 /// (`su`). Only behind sudo, which sets it for root, a variable has the person.
 fn user() -> String {
-    let uid = fs::metadata("/proc/self").map(|process| process.uid()).ok();
-    let behind_sudo = (uid == Some(0)).then(|| env::var("SUDO_USER").ok()).flatten().filter(|name| !name.is_empty());
-    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let name = behind_sudo.unwrap_or_else(|| uid.map_or_else(|| "unknown".to_owned(), |uid| name_of(uid, &users)));
+    let uid = geteuid();
+    let behind_sudo = uid.is_root().then(|| env::var("SUDO_USER").ok()).flatten().filter(|name| !name.is_empty());
+    let name = behind_sudo.unwrap_or_else(|| name_of(uid));
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{name}@{}", host.trim())
 }
 
-/// The name of a user in the text of /etc/passwd, or else the number.
-fn name_of(uid: u32, users: &str) -> String {
-    let fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let found = fields.into_iter().find(|fields| fields.get(2).is_some_and(|field| field.parse() == Ok(uid)));
-    found.and_then(|fields| fields.first().map(|name| (*name).to_owned())).unwrap_or_else(|| format!("uid-{uid}"))
+/// The name of a user, from the name service of the machine, or else the number.
+fn name_of(uid: Uid) -> String {
+    match User::from_uid(uid) {
+        Ok(Some(user)) => user.name,
+        Ok(None) | Err(_) => format!("uid-{uid}"),
+    }
 }
 
 #[cfg(test)]

@@ -260,7 +260,10 @@ fn lost_fields(written: &Value, read: &Value, path: &str, lost: &mut Vec<String>
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
                 match read.get(key) {
                     Some(read) => lost_fields(value, read, &path, lost),
-                    None => lost.push(path),
+                    None => {
+                        unknown_fields::add_restrictions(value, &path, lost);
+                        lost.push(path);
+                    }
                 }
             }
         }
@@ -402,6 +405,12 @@ mod tests {
         let read = documents(&format!("{SERVICE}  sessionAffinty: ClientIP\n")).unwrap();
         assert!(read[0].notes[0].contains("spec.sessionAffinty"), "{:?}", read[0].notes);
         assert_eq!(read[0].unknown, ["spec.sessionAffinty"]);
+        for (text, unknown) in [
+            ("loadBalancerSourceRanges: [10.0.0.0/8]\n", &["loadBalancerSourceRanges"][..]),
+            ("  x: {loadBalancerSourceRanges: [10.0.0.0/8]}\n", &["spec.x.loadBalancerSourceRanges", "spec.x"]),
+        ] {
+            assert_eq!(documents(&format!("{SERVICE}{text}")).unwrap()[0].unknown, unknown);
+        }
     }
 
     #[test]

@@ -140,8 +140,9 @@ impl TryFrom<&Service> for Candidate {
             Some("ExternalName") => {
                 return Err(not_ours("type ExternalName has no frontend, only a name", is_expected || has_external_ips));
             }
-            // An API server refuses other words, so this one is in a file.
+            // An API server refuses other words, so this one is in a file. With externalIPs it would be served as ClusterIP.
             Some(other) if !["", "ClusterIP"].contains(&other) => meant_kind(other)
+                .or(has_external_ips.then_some(Kind::ClusterIp))
                 .ok_or_else(|| not_ours("its type is none of LoadBalancer, NodePort, ClusterIP and ExternalName", true))?,
             _ if has_external_ips => Kind::ClusterIp,
             _ if fields.cluster_ip.as_deref() == Some("None") => {
@@ -159,7 +160,7 @@ impl TryFrom<&Service> for Candidate {
     }
 }
 
-/// The kind that a misspelt type stands for. The Service is refused, as one of this kind.
+/// The kind with a frontend of its own that a misspelt type stands for. The Service is refused, as one of this kind.
 fn meant_kind(found: &str) -> Option<Kind> {
     let known = [("LoadBalancer", Kind::LoadBalancer), ("NodePort", Kind::NodePort)];
     let meant = spelling::nearest(found, ["LoadBalancer", "NodePort", "ClusterIP", "ExternalName"])?;
@@ -523,6 +524,11 @@ mod tests {
             assert_eq!(read.kind, kind);
             let message = read.wanted.unwrap_err().refusal().message;
             assert!(message.contains(found) && message.contains("expected LoadBalancer"), "{message}");
+        }
+        for found in ["ClusterIp", "Frobnicator"] {
+            let spec = serde_json::json!({"type": found, "externalIPs": ["192.0.2.1"], "ports": [{"port": 80}]});
+            let read = Candidate::try_from(&service(&spec)).unwrap();
+            assert!(read.kind == Kind::ClusterIp && matches!(read.wanted, Err(SpecError::Word { .. })), "{:?}", read.wanted);
         }
         for found in ["Frobnicator", "ClusterIp"] {
             let error = Candidate::try_from(&service(&serde_json::json!({"type": found}))).unwrap_err();

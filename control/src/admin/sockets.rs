@@ -34,14 +34,15 @@ pub struct AdminSockets {
 }
 
 impl AdminSockets {
-    /// Listens on the unix socket, and on [`read_only_path`] beside it. Certificates that cannot be used are logged.
+    /// Listens on the unix socket, and on [`read_only_path`] beside it. `tls` is for TCP ([`ServerTls::of_admin`]).
+    /// Certificates that cannot be used are logged.
     ///
     /// # Errors
     /// If one of the unix sockets is in use or cannot be created.
-    pub async fn listen(at: &AdminListen) -> Result<Self, ListenError> {
+    pub async fn listen(at: &AdminListen, tls: Option<Arc<ServerTls>>) -> Result<Self, ListenError> {
         let path = &at.unix;
         let all = listen(path).await?;
-        let tcp = at.tcp.as_ref().map(|(address, files)| (*address, Arc::new(ServerTls::for_operators(files.clone()))));
+        let tcp = at.tcp.as_ref().map(|(address, _)| *address).zip(tls);
         let mut sockets = Self { all, read_only: None, tcp, guards: vec![SocketGuard(path.to_owned())] };
         if let Some((_, tls)) = &sockets.tcp {
             let _ = tls.newest().await;
@@ -110,13 +111,13 @@ mod tests {
     async fn both_sockets_exist_until_the_api_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("admin.sock");
-        let sockets = AdminSockets::listen(&AdminListen::unix(path.clone())).await.unwrap();
+        let sockets = AdminSockets::listen(&AdminListen::unix(path.clone()), None).await.unwrap();
         assert!(sockets.read_only.is_some() && path.exists() && read_only_path(&path).exists());
         drop(sockets);
         assert!(!path.exists() && !read_only_path(&path).exists());
         let long = dir.path().join("x".repeat(PATH_BYTES_MAX - 3 - dir.path().as_os_str().len()));
         assert!(
-            AdminSockets::listen(&AdminListen::unix(long)).await.unwrap().read_only.is_none(),
+            AdminSockets::listen(&AdminListen::unix(long), None).await.unwrap().read_only.is_none(),
             "there is no room for its name"
         );
     }

@@ -17,6 +17,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use super::*;
 use crate::config::controller::ControllerFile;
 use crate::controller::{self, Running};
+use crate::gateways::listener::ServerTls;
 use crate::gateways::tls::Material;
 use crate::gateways::tls::tests::Authority;
 
@@ -107,7 +108,7 @@ impl Lab {
         );
         fs::write(dir.path().join("controller.yaml"), text).unwrap();
         let file = ControllerFile::read(&dir.path().join("controller.yaml")).unwrap();
-        let sockets = AdminSockets::listen(&file.admin_listen).await.unwrap();
+        let sockets = AdminSockets::listen(&file.admin_listen, ServerTls::of_admin(&file.admin_listen)).await.unwrap();
         let shutdown = CancellationToken::new();
         let config = file.effective();
         let running = controller::start(file.settings, shutdown.clone()).await.unwrap();

@@ -17,7 +17,7 @@ use control::config::logging;
 use control::config::settings::Source;
 use control::controller::preflight::{self, Level};
 use control::controller::{self, ControllerError};
-use control::gateways::listener::KeyCertificates;
+use control::gateways::listener::{KeyCertificates, ServerTls};
 use control::gateways::socket::{self, ListenError};
 use control::healthz::{self, systemd};
 use control::kubernetes;
@@ -100,7 +100,8 @@ enum Command {
     ///
     /// Looks at certificates, manifests, the API server of a kubeconfig and the rights there. What cannot be seen from this
     /// machine is a note, so that the command can run where no controller runs. What can be seen and cannot work is an error,
-    /// with exit code 2. Nothing is changed.
+    /// with exit code 2. A manifest that does not parse is a warning: the others are served. Nothing is changed. A plugin
+    /// (`exec`) that the kubeconfig names runs.
     Check(ConfigArgs),
 }
 
@@ -174,6 +175,8 @@ fn check(file: &ControllerFile) -> ExitCode {
     };
     let mut findings = runtime.block_on(preflight::examine(&file.settings));
     findings.extend(runtime.block_on(preflight::examine_admin(&file.admin_listen)));
+    // A plugin of the kubeconfig may hang; nobody waits for its thread.
+    runtime.shutdown_background();
     findings.iter().filter(|found| found.level != Level::Ok).for_each(|found| logging::print(&found.to_string()));
     if findings.iter().any(|found| found.level == Level::Fault) {
         return ExitCode::from(2);
@@ -296,10 +299,11 @@ async fn serve(file: ControllerFile) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let config = file.effective();
-    let admin_sockets = AdminSockets::listen(&file.admin_listen).await?;
+    let admin_tls = ServerTls::of_admin(&file.admin_listen);
+    let admin_sockets = AdminSockets::listen(&file.admin_listen, admin_tls.clone()).await?;
     let (health_listener, metrics_listener) = (listen_tcp(file.health_listen).await?, listen_tcp(file.metrics_listen).await?);
     let mut running = controller::start(file.settings, shutdown.clone()).await?;
-    running.view.certificates.extend(KeyCertificates::of_admin(&file.admin_listen));
+    running.view.certificates.extend(admin_tls.map(KeyCertificates::of_admin));
     if let Some(listener) = health_listener {
         tokio::spawn(healthz::serve(listener, running.probes.clone(), shutdown.clone()));
     }

@@ -74,6 +74,12 @@ impl KeyValues {
         self
     }
 
+    /// The keys, in their order.
+    #[must_use]
+    pub fn names(&self) -> Vec<&'static str> {
+        self.0.iter().map(|(key, _)| *key).collect()
+    }
+
     /// The keys whose values differ between the two, those of `self` first, in their order.
     #[must_use]
     pub fn differing(&self, other: &Self) -> Vec<&'static str> {

@@ -17,20 +17,7 @@ use crate::config::settings::{AdminListen, CertificateFiles, Certificates, Contr
 
 /// Looks at what the settings of a controller name.
 pub async fn examine(settings: &ControllerSettings) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    match settings.listen.tcp.as_ref().map(|tcp| &tcp.certificates) {
-        Some(Certificates::Files(files)) => {
-            findings.push(examine_certificates("tls", files, Bearer::Controller(&settings.group)).await);
-        }
-        Some(Certificates::Secret(name)) => {
-            findings.push(Finding::new(
-                Level::Note,
-                "tls.secret",
-                format!("Secret {name} is not looked at; it is read at runtime"),
-            ));
-        }
-        None => {}
-    }
+    let mut findings: Vec<_> = examine_listener(settings).await.into_iter().collect();
     match &settings.source {
         Source::Manifests { dir, .. } => findings.extend(manifest_files::examine(dir, settings)),
         Source::Kubernetes { kubeconfig: Some(file), namespace } => {
@@ -42,6 +29,17 @@ pub async fn examine(settings: &ControllerSettings) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Looks at the certificates that gateways see, if the controller listens on TCP.
+pub async fn examine_listener(settings: &ControllerSettings) -> Option<Finding> {
+    match &settings.listen.tcp.as_ref()?.certificates {
+        Certificates::Files(files) => Some(examine_certificates("tls", files, Bearer::Controller(&settings.group)).await),
+        Certificates::Secret(name) => {
+            let text = format!("Secret {name} is not looked at; it is read at runtime");
+            Some(Finding::new(Level::Note, "tls.secret", text))
+        }
+    }
 }
 
 /// Looks at the certificates of the admin API, if it listens on TCP.

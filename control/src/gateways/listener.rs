@@ -3,7 +3,7 @@
 //!
 //! Invariant: a TCP peer presents a certificate of our authority before any other byte of it is read. Handshakes are
 //! bounded in number and time, and stalled handshakes cannot block new ones. Changed certificates are loaded again at
-//! each handshake.
+//! each handshake, and at each scrape of their expiration.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -139,32 +139,45 @@ pub enum CertificateSource {
     Secret(String, watch::Receiver<Option<Material>>),
 }
 
+/// Who shows certificates.
+#[derive(Clone, Debug)]
+pub enum ShownBy {
+    /// A server, which keeps the last valid ones in use.
+    Server(Arc<ServerTls>),
+    /// A client, which reads these files for each connection.
+    Client(CertificateFiles),
+}
+
 /// The certificates of a key of the configuration.
 #[derive(Clone, Debug)]
 pub struct KeyCertificates {
     /// The key.
     pub key: &'static str,
-    /// Where they are.
-    pub source: CertificateSource,
+    /// Who shows them.
+    pub shown_by: ShownBy,
 }
 
 impl KeyCertificates {
-    /// Those of the admin API, if it listens on TCP.
+    /// Those of the admin API.
     #[must_use]
-    pub fn of_admin(listen: &AdminListen) -> Option<Self> {
-        let (_, files) = listen.tcp.as_ref()?;
-        Some(Self { key: "admin.tls", source: CertificateSource::Files(files.clone()) })
+    pub const fn of_admin(tls: Arc<ServerTls>) -> Self {
+        Self { key: "admin.tls", shown_by: ShownBy::Server(tls) }
     }
 
     /// From when until when those that the next connection uses are valid; `None` if they cannot be read. Files are read,
     /// which takes microseconds.
     #[must_use]
     pub fn validity(&self) -> Option<Validity> {
-        match &self.source {
-            CertificateSource::Files(files) => Validity::of_texts(&fs::read(&files.ca).ok()?, &fs::read(&files.cert).ok()?),
-            CertificateSource::Secret(_, read) => Validity::of(read.borrow().as_ref()?),
+        match &self.shown_by {
+            ShownBy::Server(tls) => tls.validity(),
+            ShownBy::Client(files) => of_files(files),
         }
     }
+}
+
+/// The validity of files, whether or not they are usable.
+fn of_files(files: &CertificateFiles) -> Option<Validity> {
+    Validity::of_texts(&fs::read(&files.ca).ok()?, &fs::read(&files.cert).ok()?)
 }
 
 /// Who connects.
@@ -194,10 +207,11 @@ impl ServerTls {
         Self::of(source, Clients::Gateways(group.to_owned()))
     }
 
-    /// For an admin API.
+    /// For an admin API, if it listens on TCP.
     #[must_use]
-    pub fn for_operators(files: CertificateFiles) -> Self {
-        Self::of(CertificateSource::Files(files), Clients::Operators)
+    pub fn of_admin(listen: &AdminListen) -> Option<Arc<Self>> {
+        let (_, files) = listen.tcp.as_ref()?;
+        Some(Arc::new(Self::of(CertificateSource::Files(files.clone()), Clients::Operators)))
     }
 
     fn of(source: CertificateSource, clients: Clients) -> Self {
@@ -221,11 +235,13 @@ impl ServerTls {
                 Material::read_guarded(files).await?
             }
             CertificateSource::Files(files) => Material::read(files).await?,
-            CertificateSource::Secret(name, read) => {
-                let newest = read.borrow().clone();
-                newest.ok_or_else(|| TlsError::NotYet(name.clone()))?
-            }
+            CertificateSource::Secret(name, read) => secret(name, read)?,
         };
+        self.accept_with(material)
+    }
+
+    /// The TLS settings from a material, which is the last valid one from now on.
+    fn accept_with(&self, material: Material) -> Result<Acceptance, TlsError> {
         let mut last_valid = self.last_valid.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, acceptance)) = last_valid.as_ref().filter(|(kept, _)| *kept == material) {
             return Ok(acceptance.clone());
@@ -237,6 +253,24 @@ impl ServerTls {
         tracing::info!(from = material.from, "certificates loaded");
         *last_valid = Some((material, acceptance.clone()));
         Ok(acceptance)
+    }
+
+    /// From when until when those that the next connection uses are valid: the newest ones if they are usable, else the last
+    /// valid ones, and before there are any, those that are there.
+    fn validity(&self) -> Option<Validity> {
+        let newest = match &self.source {
+            CertificateSource::Files(files) if matches!(self.clients, Clients::Operators) => Material::read_guarded_now(files),
+            CertificateSource::Files(files) => Material::read_now(files),
+            CertificateSource::Secret(name, read) => secret(name, read),
+        };
+        // `newest` logs why they are unusable.
+        let _ = newest.and_then(|material| self.accept_with(material));
+        let last_valid = self.last_valid.lock().unwrap_or_else(PoisonError::into_inner);
+        match (last_valid.as_ref(), &self.source) {
+            (Some((material, _)), _) => Validity::of(material),
+            (None, CertificateSource::Files(files)) => of_files(files),
+            (None, CertificateSource::Secret(_, read)) => Validity::of(read.borrow().as_ref()?),
+        }
     }
 
     /// The newest valid ones. The reason why newer ones are invalid is logged once.
@@ -258,6 +292,11 @@ impl ServerTls {
     }
 }
 
+/// The content of a Secret.
+fn secret(name: &str, read: &watch::Receiver<Option<Material>>) -> Result<Material, TlsError> {
+    read.borrow().clone().ok_or_else(|| TlsError::NotYet(name.to_owned()))
+}
+
 /// A listening socket.
 #[derive(Debug, Default)]
 pub struct Listeners {
@@ -277,7 +316,7 @@ impl Listeners {
     /// The certificates for gateways, if any listen on TCP.
     #[must_use]
     pub fn certificates(&self) -> Vec<KeyCertificates> {
-        self.tcp.iter().map(|(_, tls)| KeyCertificates { key: "tls", source: tls.source().clone() }).collect()
+        self.tcp.iter().map(|(_, tls)| KeyCertificates { key: "tls", shown_by: ShownBy::Server(Arc::clone(tls)) }).collect()
     }
 
     /// Accepts connections until the receiver is dropped.

@@ -125,7 +125,7 @@ impl Directory {
     }
 
     /// Of each file that could not be read last, its path and why.
-    pub fn errors(&self) -> impl Iterator<Item = String> {
+    fn errors(&self) -> impl Iterator<Item = String> {
         self.files.iter().filter_map(|(path, file)| Some(format!("{}: {}", path.display(), file.error.as_ref()?)))
     }
 

@@ -26,7 +26,7 @@ mod holders;
 mod search;
 
 pub use account::{Figures, PoolUse};
-pub use claim::{Allocation, Claim, FamilyAddress, OtherInstallation, Rules, absence};
+pub use claim::{AbsentGateway, Allocation, Claim, FamilyAddress, OtherInstallation, Rules, absence};
 pub use freed::FREED_ADDRESS_KEPT;
 
 use claim::refuses;
@@ -384,7 +384,7 @@ impl Allocations {
             );
         }
         if self.is_over_limit(claim, pool, (address, held), rules) {
-            return refusal(Reason::Exhausted, limit_text(claim, pool, rules));
+            return refusal(Reason::Exhausted, self.limit_text(claim, pool, rules));
         }
         if self.holders.is_held(address) {
             let why = self.holders.refuse(address, claim, Some(pool))?;
@@ -393,7 +393,7 @@ impl Allocations {
         let by = self.freed.forwarded_for_other(address, &claim.service, rules.reached)?;
         let why = format!(
             "gateways may still forward it for {by}, which freed it; it is given as soon as all have removed it{}",
-            rules.absence()
+            absence(&self.freed.awaited(rules.absent, || std::iter::once(address)))
         );
         refusal(Reason::AddressReleasing, why)
     }
@@ -518,7 +518,7 @@ impl Allocations {
         let mut limit = None;
         for &(index, pool) in &admitting {
             if self.is_full_for(claim, pool, rules) {
-                limit = Some(limit_text(claim, pool, rules));
+                limit = Some(self.limit_text(claim, pool, rules));
             } else if let Some(address) = search.next((index, pool), family, is_free) {
                 return Ok(address);
             }
@@ -533,9 +533,10 @@ impl Allocations {
             self.wait_below_limit(claim, rules);
         }
         let mut but = String::new();
-        if self.has_reserved(&admitting, family) {
+        if self.reserved_in(&admitting, family).next().is_some() {
+            let awaited = self.freed.awaited(rules.absent, || self.reserved_in(&admitting, family));
+            but = format!(" except those that gateways may still forward for their former Services{}", absence(&awaited));
             self.wait(rules.now);
-            but = format!(" except those that gateways may still forward for their former Services{}", rules.absence());
         }
         let left = || format!("no {family} address is left ({pools}){but}; add addresses to it or remove Services");
         Err(Refusal { reason: Reason::Exhausted, message: limit.unwrap_or_else(left) })
@@ -567,11 +568,21 @@ impl Allocations {
         None
     }
 
-    /// Whether any address of these pools is reserved.
-    fn has_reserved(&self, admitting: &[IndexedPool<'_>], family: Family) -> bool {
-        let ranges = admitting.iter().flat_map(|(_, pool)| &pool.ranges).filter(|range| range.family() == family);
-        let mut kept = ranges.flat_map(|range| self.freed.within(range.first(), range.last()));
-        kept.any(|address| !self.holders.is_held(address))
+    /// The reserved addresses of these pools that no Service holds.
+    fn reserved_in(&self, admitting: &[IndexedPool<'_>], family: Family) -> impl Iterator<Item = IpAddr> {
+        let ranges = admitting.iter().flat_map(|(_, pool)| &pool.ranges).filter(move |range| range.family() == family);
+        let kept = ranges.flat_map(|range| self.freed.within(range.first(), range.last()));
+        kept.filter(|address| !self.holders.is_held(*address))
+    }
+
+    fn limit_text(&self, claim: &Claim, pool: &PoolSpec, rules: Rules<'_>) -> String {
+        let (name, namespace, max) = (&pool.name, &claim.service.namespace, pool.max_per_namespace.unwrap_or_default());
+        let awaited = self.freed.awaited(rules.absent, || self.freed.forwarded_of(namespace, rules.reached));
+        format!(
+            "namespace {namespace} has reached its limit in pool {name} (maxPerNamespace {max}); freed addresses count until \
+             gateways have removed them{}; remove Services or share addresses",
+            absence(&awaited)
+        )
     }
 
     /// Reports the addresses of a Service in family order, and those that lie outside what it requests.
@@ -649,15 +660,6 @@ fn misplaced(claim: &Claim, address: IpAddr, rules: Rules<'_>) -> Option<String>
         return Some(format!("lies in pool {}, and pool {named} is asked for", pool.name));
     }
     refuses(pool, claim).filter(|_| claim.readdress || claim.internal).map(|why| format!("would not be given to it: {why}"))
-}
-
-fn limit_text(claim: &Claim, pool: &PoolSpec, rules: Rules<'_>) -> String {
-    let (name, namespace, max) = (&pool.name, &claim.service.namespace, pool.max_per_namespace.unwrap_or_default());
-    format!(
-        "namespace {namespace} has reached its limit in pool {name} (maxPerNamespace {max}); freed addresses count until \
-         gateways have removed them{}; remove Services or share addresses",
-        rules.absence()
-    )
 }
 
 #[cfg(test)]

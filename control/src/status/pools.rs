@@ -158,7 +158,8 @@ fn exhaustion(one: &PoolUse) -> Exhaustion {
         return Exhaustion::NotUsed;
     }
     let mut lacking: Vec<String> = one.exhausted().map(|(family, _)| family.to_string()).collect();
-    let (awaiting, absence) = (one.awaiting(), absence(&one.awaited));
+    let awaiting = if lacking.is_empty() { one.awaiting() } else { one.exhausted().map(|(_, awaiting)| awaiting).sum() };
+    let absence = absence(&one.awaited);
     let wait = if awaiting == 1 {
         "1 freed address waits until every gateway has removed it".to_owned()
     } else {
@@ -248,6 +249,16 @@ mod tests {
         ] {
             assert_eq!(exhausted(available, awaiting, awaited), (status.to_owned(), message));
         }
+    }
+
+    #[test]
+    fn of_a_family_that_is_full_no_freed_address_of_the_other_one_waits() {
+        let figures = |available, awaiting| Figures { total: 4, used: 4 - available, available, awaiting };
+        let mut one = report_of(0, None).uses[1].clone();
+        one.families = vec![(proto::Family::V4, figures(0, 0)), (proto::Family::V6, figures(2, 1))];
+        one.awaited = vec!["edge-2".to_owned()];
+        let Exhaustion::NoneLeft(text) = exhaustion(&one) else { panic!("IPv4 is full") };
+        assert_eq!(text, "no IPv4 address is left; add addresses or remove Services");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!
 //! Not here: harnesses, and what packets say.
 
+mod flow_pages;
 mod latency;
 mod listing;
 mod memory_lines;
@@ -34,7 +35,7 @@ use crate::timing::{CycleRate, WorkerClock};
 use crate::trace::{self, Trace};
 use crate::traffic::{self, Side, Stage};
 use crate::verify::Verifier;
-pub use listing::{FlowPages, ListFlows, ListedWorker};
+pub use flow_pages::{FlowPages, ListFlows, ListedWorker};
 use worker_flows::{Meeting, WorkerSetup, setups};
 
 /// Longest slice.

@@ -9,8 +9,8 @@ use crate::ports::af_packet;
 use crate::settings::Settings;
 
 /// Examines the veths of the ports on the machine below `root`. `offloads` are those of an interface that make frames
-/// that cannot be forwarded ([`offloads_of`] except in tests).
-pub(super) fn examine(root: &Root, settings: &Settings, offloads: impl Fn(&str) -> Vec<String>) -> Vec<Finding> {
+/// that cannot be forwarded, if they can be read ([`offloads_of`] except in tests).
+pub(super) fn examine(root: &Root, settings: &Settings, offloads: impl Fn(&str) -> Option<Vec<String>>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in &settings.ports {
         let parts = port.device.parts();
@@ -29,7 +29,7 @@ pub(super) fn examine(root: &Root, settings: &Settings, offloads: impl Fn(&str) 
                     vec![near, far]
                 }
             };
-            findings.extend(ends.iter().filter_map(|end| disturbed(&port.name, end, &offloads(end))));
+            findings.extend(ends.iter().filter_map(|end| disturbed(&port.name, end, offloads(end))));
         }
     }
     findings
@@ -43,7 +43,10 @@ fn short_mtu(root: &Root, port: &str, mtu_bytes: u16, far: &str) -> Option<Findi
     (taken < mtu_bytes.into()).then(|| Finding::missing(port, found, advice))
 }
 
-fn disturbed(port: &str, end: &str, on: &[String]) -> Option<Finding> {
+fn disturbed(port: &str, end: &str, offloads: Option<Vec<String>>) -> Option<Finding> {
+    let Some(on) = offloads else {
+        return Some(Finding::note(port, format!("offloads of {end} cannot be read"), "install ethtool"));
+    };
     let found = format!("offloads of {end} make frames that cannot be forwarded: {}", on.join(", "));
     let advice = format!("ethtool -K {end} tx off tso off gso off gro off lro off");
     (!on.is_empty()).then(|| Finding::missing(port, found, advice))
@@ -70,9 +73,9 @@ fn other_end(root: &Root, near: &str) -> OtherEnd {
     root.names("/sys/class/net").into_iter().find(is_far).map_or(OtherEnd::Elsewhere, OtherEnd::Here)
 }
 
-/// The harmful offloads of an interface of this machine.
-pub(super) fn offloads_of(interface: &str) -> Vec<String> {
-    af_packet::harmful_offloads(interface).unwrap_or_default()
+/// The harmful offloads of an interface of this machine; `None` without `ethtool`.
+pub(super) fn offloads_of(interface: &str) -> Option<Vec<String>> {
+    af_packet::harmful_offloads(interface)
 }
 
 #[cfg(test)]
@@ -98,13 +101,15 @@ mod tests {
         let far = |mtu| {
             vec![("/sys/class/net/br1/ifindex", "7\n"), ("/sys/class/net/br1/iflink", "2\n"), ("/sys/class/net/br1/mtu", mtu)]
         };
-        let whole: fn(&str) -> Vec<String> = |_| Vec::new();
-        let tso_far: fn(&str) -> Vec<String> =
-            |end| if end == "br1" { vec!["tcp-segmentation-offload".into()] } else { Vec::new() };
+        let whole: fn(&str) -> Option<Vec<String>> = |_| Some(Vec::new());
+        let tso_far: fn(&str) -> Option<Vec<String>> =
+            |end| Some(if end == "br1" { vec!["tcp-segmentation-offload".into()] } else { Vec::new() });
+        let unread_far: fn(&str) -> Option<Vec<String>> = |end| (end != "br1").then(Vec::new);
         let rows = [
             (far("1500\n"), whole, None),
             (far("1280\n"), whole, Some((Level::Missing, "MTU 1400, and br1, the other end of its veth, has 1280"))),
             (far("1500\n"), tso_far, Some((Level::Missing, "offloads of br1 make frames that cannot be forwarded: tcp-segm"))),
+            (far("1500\n"), unread_far, Some((Level::Note, "offloads of br1 cannot be read"))),
             (Vec::new(), whole, Some((Level::Note, "the other end of veth eth1 is in another network namespace"))),
             (vec![("/sys/class/net/eth1/lower_eth0", "")], whole, None),
             (vec![("/sys/class/net/eth1/device", "")], whole, None),

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_restart_during_a_drain_cut_short_the_drain_and_brings_no_route_back() {
+    async fn a_restart_during_a_drain_ends_the_drain_and_brings_no_route_back() {
         let (stop, (reload, _dir)) = (Stop::default(), with_file());
         stop.end("SIGTERM");
         assert!(!stop.drain_cut_short.is_cancelled());
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_drain_cut_short_when_there_were_no_flows_for_a_while_or_its_time_is_over() {
+    async fn a_drain_ends_when_there_were_no_flows_for_a_while_or_its_time_is_over() {
         let worker = Arc::new(WorkerCounters::default());
         let workers = [Arc::clone(&worker)];
         let lasts = async |wait| {

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex as StdMutex};
 
 use control::controller::Running;
+use control::gateways::listener::{KeyCertificates, ServerTls};
 use control::healthz::systemd;
 use objects::scalar::url::ServerUrl;
 use proto::v1::question::Query;
@@ -108,10 +109,11 @@ impl Wiring<'_> {
         if let Some(exporter) = self.flow_exporter() {
             supervisor.run_to_its_end("flow-records", exporter, FlowExporter::run);
         }
-        if let Some(server) = self.pages_server() {
+        let admin_tls = ServerTls::of_admin(&self.settings.admin_listen);
+        if let Some(server) = self.pages_server(admin_tls.clone()) {
             supervisor.run("metrics", server, PagesServer::run);
         }
-        supervisor.run("admin", self.admin_server(), AdminServer::run);
+        supervisor.run("admin", self.admin_server(admin_tls), AdminServer::run);
     }
 
     fn embedded_controller(&self, running: Option<Running>) -> EmbeddedController {
@@ -358,7 +360,7 @@ impl Wiring<'_> {
         })
     }
 
-    fn pages_server(&self) -> Option<PagesServer> {
+    fn pages_server(&self, admin_tls: Option<Arc<ServerTls>>) -> Option<PagesServer> {
         let address = self.settings.metrics_listen?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let pages = GatewayPages {
@@ -367,14 +369,14 @@ impl Wiring<'_> {
             export: Arc::clone(&self.outlets.export),
             exchange: Arc::clone(&self.outlets.exchange),
             status_page: Arc::new(StatusPage::new(vec![self.settings.name.clone(), host])),
-            certificates: self.settings.certificates(),
+            certificates: self.settings.certificates().into_iter().chain(admin_tls.map(KeyCertificates::of_admin)).collect(),
             terminating: self.channels.terminating.clone(),
         };
         Some(PagesServer { address, pages, shutdown: self.shutdown.clone() })
     }
 
-    fn admin_server(&self) -> AdminServer {
+    fn admin_server(&self, tls: Option<Arc<ServerTls>>) -> AdminServer {
         let listen = self.settings.admin_listen.clone();
-        AdminServer { listen, sources: self.sources.clone(), shutdown: self.shutdown.clone() }
+        AdminServer { listen, tls, sources: self.sources.clone(), shutdown: self.shutdown.clone() }
     }
 }

@@ -1,6 +1,6 @@
-//! The defence of groups that another gateway claimed although this one owns them: it announced one of their addresses, asked for one
-//! because it has lost it, or advertised the group with a lower priority. This gateway announces them again, because
-//! switches, clients and backends may send to the other one now, until their neighbour entries expire.
+//! The defence of groups that another gateway claimed although this one owns them: it announced one of their addresses,
+//! asked for one because it has lost it, or advertised the group with a lower priority. This gateway announces them
+//! again, because switches, clients and backends may send to the other one now, until their neighbour entries expire.
 //!
 //! Two gateways own a group while they do not hear each other: in a partition, or when one has just lost its link. The
 //! loser ends without a word, so nobody else corrects what it announced.

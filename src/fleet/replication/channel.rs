@@ -67,6 +67,13 @@ pub(super) enum SessionError {
     Changed,
 }
 
+impl SessionError {
+    /// Whether a session ends so as a matter of routine, and the next one has what this one had.
+    pub(super) const fn is_routine(&self) -> bool {
+        matches!(self, Self::Seal(SealError::WornOut) | Self::KeyWithdrawn | Self::Changed)
+    }
+}
+
 /// Why the sender refuses, in place of an answer: one byte, after [`REFUSED_VERSION`] the newest version that it speaks.
 const REFUSED_KEY: u8 = 0;
 const REFUSED_VERSION: u8 = 2;
@@ -137,6 +144,8 @@ pub(super) async fn tell(
             Err(error) => {
                 match error {
                     SealError::Key => write_handshake(stream, &[REFUSED_KEY]).await?,
+                    // Version 1 knows no refusal: it would take the bytes for an answer, and log a wrong cause.
+                    SealError::Version(1) => {}
                     SealError::Version(_) => write_handshake(stream, &[REFUSED_VERSION, VERSION]).await?,
                     _ => {}
                 }
@@ -269,6 +278,31 @@ mod tests {
         let (of_follower, of_sender) = (of_follower.unwrap_err().to_string(), of_sender.unwrap_err().to_string());
         assert!(of_follower.contains("it refused: it has another key"), "{of_follower}");
         assert!(of_sender.contains("it has another key; give all gateways"), "{of_sender}");
+    }
+
+    #[tokio::test]
+    async fn only_a_gateway_that_knows_refusals_is_sent_one() {
+        // An offer of version 1 continues with a nonce, a later one with its newest version.
+        for (oldest, expected) in [(1, &[][..]), (9, &[0, 2, REFUSED_VERSION, VERSION])] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            write_handshake(&mut stream, &[&b"sluiceRP"[..], &[oldest, 200], &[7; 48]].concat()).await.unwrap();
+            let (mut accepted, _) = listener.accept().await.unwrap();
+            let error = tell(&mut accepted, &identity(2), &[GroupKey::new([7; 32])], 2).await.unwrap_err();
+            assert!(matches!(error, SessionError::Seal(SealError::Version(version)) if version == oldest), "{error}");
+            drop(accepted);
+            let mut refusal = Vec::new();
+            stream.read_to_end(&mut refusal).await.unwrap();
+            assert_eq!(refusal, expected, "version {oldest}");
+        }
+    }
+
+    #[test]
+    fn only_ends_that_need_nobody_are_routine() {
+        let routine = [SessionError::Seal(SealError::WornOut), SessionError::KeyWithdrawn, SessionError::Changed];
+        assert!(routine.iter().all(SessionError::is_routine));
+        let others = [SessionError::Closed, SessionError::Silent, SessionError::Gone, SealError::Key.into()];
+        assert!(!others.iter().any(SessionError::is_routine));
     }
 
     #[tokio::test]

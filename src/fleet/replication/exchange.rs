@@ -90,17 +90,17 @@ impl ReplicaExchange {
         self.queues.iter().map(|queue| queue.shadows().get()).sum()
     }
 
-    /// Tells the workers whether a partner may know flows that they do not.
+    /// Sets whether a partner may know flows that the workers do not.
     pub(super) fn set_partners(&self, has_partners: bool) {
         self.queues.iter().for_each(|queue| queue.set_partners(has_partners));
     }
 
-    /// Events that workers could not tell.
+    /// Events that workers could not report, since a queue was full.
     pub(super) fn dropped(&self) -> u64 {
         self.queues.iter().map(|queue| queue.dropped().get()).sum()
     }
 
-    /// What workers tell, until their queues are empty, or as much as fits into them once.
+    /// Events that workers report, until their queues are empty, or as much as fits into them once.
     pub(super) fn events(&self) -> impl Iterator<Item = ReplicaEvent> {
         self.queues.iter().flat_map(|queue| std::iter::from_fn(move || queue.take()).take(QUEUE_EVENTS))
     }

@@ -60,7 +60,9 @@ pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
             (waits, logged) = (BACKOFF.build(), String::new());
         }
         let text = error.to_string();
-        if text != logged {
+        if error.is_routine() {
+            tracing::info!(%partner, reason = text, "a session with a partner has ended, and a new one follows");
+        } else if text != logged {
             tracing::warn!(%partner, error = text, "the flows of a partner are not followed; it is dialled again");
             logged = text;
         }

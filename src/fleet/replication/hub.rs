@@ -1,5 +1,5 @@
-//! The shared state of the sessions of a gateway: keys, batches that were sent, sessions by their datagrams, and the state of each
-//! partner.
+//! The shared state of the sessions of a gateway: keys, batches that were sent, sessions by their datagrams, and the
+//! state of each partner.
 //!
 //! **Invariant:** a lock is held for a few lines, never while something is awaited. Not here: the sessions themselves.
 

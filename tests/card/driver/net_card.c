@@ -290,13 +290,13 @@ static int card_stop(struct rte_eth_dev *dev)
 	return 0;
 }
 
-static void obey(void *argument);
+static void run_command(void *argument);
 
 static int card_close(struct rte_eth_dev *dev)
 {
 	struct card *card = dev->data->dev_private;
 
-	rte_intr_callback_unregister_sync(card->interrupt, obey, dev);
+	rte_intr_callback_unregister_sync(card->interrupt, run_command, dev);
 	rte_intr_instance_free(card->interrupt);
 	for (uint16_t queue = 0; queue < dev->data->nb_rx_queues; queue++)
 		card_rx_release(dev, queue);
@@ -428,8 +428,8 @@ static const struct eth_dev_ops card_ops = {
 	.tx_burst_mode_get = card_burst_mode,
 };
 
-/* Carries out a command, on DPDK's interrupt thread, as drivers report what their card did. */
-static void obey(void *argument)
+/* Runs a command, on DPDK's interrupt thread, as drivers report what their card did. */
+static void run_command(void *argument)
 {
 	struct rte_eth_dev *dev = argument;
 	struct card *card = dev->data->dev_private;
@@ -462,7 +462,7 @@ static int open_commands(struct rte_eth_dev *dev, struct card *card)
 		return -ENOMEM;
 	rte_intr_fd_set(card->interrupt, card->commands);
 	rte_intr_type_set(card->interrupt, RTE_INTR_HANDLE_EXT);
-	return rte_intr_callback_register(card->interrupt, obey, dev);
+	return rte_intr_callback_register(card->interrupt, run_command, dev);
 }
 
 /* The frames of the interface, without those that Linux sends by it. */

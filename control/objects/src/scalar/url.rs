@@ -73,7 +73,8 @@ impl HostPort {
     pub fn of_url(text: &str, scheme: &'static str, form: &'static str) -> Result<Self, UrlError> {
         let behind = text.split_once("://").filter(|(found, _)| found.eq_ignore_ascii_case(scheme)).map(|(_, rest)| rest);
         let Some(behind) = behind.filter(|rest| !rest.is_empty()) else { return Err(UrlError::Form(form)) };
-        if !behind.contains('[') && behind.matches(':').count() > 1 {
+        let host_and_port = behind.split(['/', '?', '#']).next().and_then(|authority| authority.rsplit('@').next());
+        if host_and_port.is_some_and(|text| !text.contains('[') && text.matches(':').count() > 1) {
             return Err(UrlError::Brackets(scheme));
         }
         let uri: Uri = text.parse().map_err(|_| UrlError::Form(form))?;
@@ -82,7 +83,9 @@ impl HostPort {
         if has_path || authority.as_str().contains('@') || text.contains('#') {
             return Err(UrlError::More(scheme));
         }
-        let port = authority.port_u16().filter(|port| *port > 0).ok_or(UrlError::Port(scheme))?;
+        // A sign would parse as a part of the number.
+        let digits = authority.port().filter(|port| port.as_str().bytes().all(|byte| byte.is_ascii_digit()));
+        let port = digits.map(|port| port.as_u16()).filter(|port| *port > 0).ok_or(UrlError::Port(scheme))?;
         Self::new(authority.host(), port)
     }
 
@@ -238,6 +241,10 @@ mod tests {
             ("https://a:1?x", "expected nothing but a host and a port"),
             ("https://a:1#x", "expected nothing but a host and a port"),
             ("https://user@a:1", "expected nothing but a host and a port"),
+            ("https://user:pw@a:9443", "expected nothing but a host and a port"),
+            ("https://a:1/x:y", "expected nothing but a host and a port"),
+            ("https://a:1?x:y:z", "expected nothing but a host and a port"),
+            ("https://a:+9443", "expected a port from 1 to 65535"),
             ("https://2001:db8::1:9", "expected brackets around an IPv6 address"),
             ("https://192.0.2.300:9", "found `192.0.2.300` as host"),
             ("https://[192.0.2.1]:9", "found `[192.0.2.1]` as host"),

@@ -152,8 +152,8 @@ pub enum SpecError {
     Misspelt {
         /// Its path.
         found: String,
-        /// The field that it looks like.
-        meant: &'static str,
+        /// The field that it looks like, with `spec.` if it stands elsewhere.
+        meant: String,
     },
     /// An invalid type, family or policy.
     #[error("{field} is {found:?}, expected {expected}")]

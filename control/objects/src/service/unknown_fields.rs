@@ -5,6 +5,8 @@
 //! everybody (docs/internals/decisions/0155).
 //! Deliberately not here: finding the fields (`documents`).
 
+use serde_json::Value;
+
 use super::{ReadService, SpecError};
 use crate::note::{Cause, Remark};
 use crate::spelling;
@@ -36,17 +38,50 @@ const SPEC_FIELDS: [&str; 20] = [
     "type",
 ];
 
-/// The field of `spec` that an unknown one, by its path, may have been meant as.
+/// The field of `spec` that an unknown one, by its path, may have been meant as. At another place than directly in `spec`
+/// a field counts only if its name is right, or looks like the source ranges: wrong indentation moves it there.
 fn meant(path: &str) -> Option<&'static str> {
-    let field = path.strip_prefix("spec.").filter(|field| !field.contains(['.', '[']))?;
-    spelling::nearest(field, SPEC_FIELDS)
+    let found = path.rsplit('.').next().and_then(|last| last.split('[').next())?;
+    let known = spelling::nearest(found, SPEC_FIELDS)?;
+    (is_in_spec(path) || known == found || known == SOURCE_RANGES).then_some(known)
+}
+
+/// Whether this is the path of a field directly in `spec`.
+fn is_in_spec(path: &str) -> bool {
+    path.strip_prefix("spec.").is_some_and(|field| !field.contains(['.', '[']))
+}
+
+/// The field as its author should write it: with its place, unless the place is right.
+fn shown(path: &str, known: &str) -> String {
+    if is_in_spec(path) { known.to_owned() } else { format!("spec.{known}") }
 }
 
 /// Names an unknown field of a Service and what to do.
 pub(crate) fn message(path: &str) -> String {
     match meant(path) {
-        Some(known) => format!("field {path} is unknown and has no effect, did you mean `{known}`?"),
+        Some(known) => format!("field {path} is unknown and has no effect, did you mean `{}`?", shown(path, known)),
         None => format!("field {path} is unknown and has no effect; check its spelling"),
+    }
+}
+
+/// Adds the paths of those fields in the value of an unknown field that look like the source ranges.
+pub(crate) fn add_restrictions(value: &Value, path: &str, lost: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                let path = format!("{path}.{key}");
+                if meant(&path) == Some(SOURCE_RANGES) {
+                    lost.push(path.clone());
+                }
+                add_restrictions(value, &path, lost);
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                add_restrictions(item, &format!("{path}[{index}]"), lost);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -57,7 +92,7 @@ impl ReadService {
         let Ok(candidate) = &mut self.candidate else { return };
         let Ok(spec) = &mut candidate.wanted else { return };
         if let Some(path) = paths.iter().find(|path| meant(path) == Some(SOURCE_RANGES)) {
-            candidate.wanted = Err(SpecError::Misspelt { found: path.clone(), meant: SOURCE_RANGES });
+            candidate.wanted = Err(SpecError::Misspelt { found: path.clone(), meant: shown(path, SOURCE_RANGES) });
             return;
         }
         spec.notes.extend(paths.iter().map(|path| Remark::new(Cause::FieldIgnored, message(path))));
@@ -79,19 +114,38 @@ mod tests {
 
     #[test]
     fn a_misspelt_restriction_of_clients_refuses_the_service_and_any_other_field_is_noted() {
-        let refused = read("spec.loadBalancerSourceRange").candidate.unwrap().wanted.unwrap_err();
-        let text = refused.refusal().message;
-        assert!(text.contains("spec.loadBalancerSourceRange") && text.contains("`loadBalancerSourceRanges`"), "{text}");
+        for (path, meant) in [
+            ("spec.loadBalancerSourceRange", "`loadBalancerSourceRanges`"),
+            ("loadBalancerSourceRanges", "`spec.loadBalancerSourceRanges`"),
+            ("loadBalancerSourceRange", "`spec.loadBalancerSourceRanges`"),
+            ("metadata.loadBalancerSourceRanges", "`spec.loadBalancerSourceRanges`"),
+            ("spec.ports[0].loadBalancerSourceRanges", "`spec.loadBalancerSourceRanges`"),
+            ("spec.ports[0].loadbalancersourceranges", "`spec.loadBalancerSourceRanges`"),
+        ] {
+            let refused = read(path).candidate.unwrap().wanted.unwrap_err();
+            let text = refused.refusal().message;
+            assert!(text.contains(&format!("field {path} ")) && text.contains(meant), "{text}");
+        }
         let rows = [
             ("spec.sessionAffinty", "did you mean `sessionAffinity`?"),
             ("spec.frobnicate", "check its spelling"),
             ("spec.ports[0].prot", "check its spelling"),
+            ("spec.ports[0].sessionAffinity", "did you mean `spec.sessionAffinity`?"),
+            ("loadBalancerIP", "did you mean `spec.loadBalancerIP`?"),
         ];
         for (path, expected) in rows {
             let notes = read(path).candidate.unwrap().wanted.unwrap().notes;
             assert_eq!(notes[0].cause, Cause::FieldIgnored);
             assert!(notes[0].text.contains(path) && notes[0].text.ends_with(expected), "{notes:?}");
         }
+    }
+
+    #[test]
+    fn a_restriction_inside_of_an_unknown_field_is_found() {
+        let value = serde_json::json!({"a": [{"loadBalancerSourceRanges": []}], "b": {"loadBalancerIP": ""}});
+        let mut lost = Vec::new();
+        add_restrictions(&value, "spec.x", &mut lost);
+        assert_eq!(lost, ["spec.x.a[0].loadBalancerSourceRanges"]);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Manifests: files that do not parse, what has no effect in them, and Services and pools that are refused.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -23,7 +22,6 @@ pub(super) fn examine(dir: &Path, settings: &ControllerSettings) -> Vec<Finding>
             return vec![Finding::new(Level::Unseen, KEY, text)];
         }
     };
-    let faults: BTreeSet<String> = directory.errors().collect();
     let objects = objects.unwrap_or_default();
     let count = objects.services.len();
     let mut world = World::default();
@@ -31,9 +29,9 @@ pub(super) fn examine(dir: &Path, settings: &ControllerSettings) -> Vec<Finding>
     let planned = plan(&world, settings, &mut Memory::default(), Instant::now());
     let refused = world.take_notes().into_iter().chain(planned.notes).filter(is_of_the_file);
     let refused = refused.map(|Note { subject, remark }| format!("{subject}: {}: {}", remark.cause.as_str(), remark.text));
-    let mut findings: Vec<_> = faults.iter().map(|text| Finding::new(Level::Fault, KEY, text)).collect();
-    let warnings = notes.into_iter().filter(|note| !faults.contains(note)).chain(refused);
-    findings.extend(warnings.map(|text| Finding::new(Level::Warning, KEY, text)));
+    // A file that does not parse is a warning, too: `run` starts and serves the other files.
+    let warning = |text: String| Finding::new(Level::Warning, KEY, text);
+    let mut findings: Vec<_> = notes.into_iter().chain(refused).map(warning).collect();
     if findings.is_empty() {
         findings.push(Finding::new(Level::Ok, KEY, format!("{}: {count} Services", dir.display())));
     }
@@ -68,7 +66,7 @@ mod tests {
         fs::create_dir(&manifests).unwrap();
         let rows = [
             ("", "", Level::Ok, "1 Services"),
-            ("port: 80}]}", "port: eighty}]}", Level::Fault, "nothing of the file is used until it is mended"),
+            ("port: 80}]}", "port: eighty}]}", Level::Warning, "nothing of the file is used until it is mended"),
             ("kind: Service\n", "kind: Servcie\n", Level::Warning, "did you mean `Service`?"),
             ("type: LoadBalancer", "type: Loadbalancer", Level::Warning, "default/web: Refused: spec.type is \"Loadbalancer\""),
             (

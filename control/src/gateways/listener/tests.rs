@@ -196,6 +196,27 @@ async fn renewed_certificates_count_from_the_next_connection_on_and_open_streams
 }
 
 #[tokio::test]
+async fn the_expiration_is_that_of_the_certificates_in_use_also_after_unusable_ones_were_written() {
+    let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let issued = |until_s| authority.issue_until_unix(&["sluice://east/controller"], Duration::from_secs(until_s));
+    let first = issued(1_900_000_000);
+    let files = write(dir.path(), "controller", &first);
+    let tls = Arc::new(ServerTls::new(CertificateSource::Files(files.clone()), "east"));
+    let shown = KeyCertificates { key: "tls", shown_by: ShownBy::Server(Arc::clone(&tls)) };
+    let until_s = || shown.validity().map(|validity| validity.until_s);
+    tls.read().await.unwrap();
+    assert_eq!(until_s(), Some(1_900_000_000));
+    // The key of another certificate remains.
+    std::fs::write(&files.cert, &issued(1_950_000_000).certificate).unwrap();
+    assert!(tls.read().await.is_err() && tls.newest().await.is_some());
+    assert_eq!(until_s(), Some(1_900_000_000), "the first one stays in use");
+    write(dir.path(), "controller", &issued(1_960_000_000));
+    assert_eq!(until_s(), Some(1_960_000_000), "whether or not anybody has connected since");
+    std::fs::remove_file(&files.ca).unwrap();
+    assert_eq!(until_s(), Some(1_960_000_000));
+}
+
+#[tokio::test]
 async fn a_gateway_that_dials_a_follower_gets_the_address_of_the_leader() {
     let lab = Lab::new().await;
     let leader = Leader { identity: "b".to_owned(), address: Some("https://192.0.2.9:9443".to_owned()) };

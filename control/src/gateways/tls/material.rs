@@ -1,5 +1,6 @@
 //! Certificates and keys from files and Secrets, in PEM format.
 
+use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -99,10 +100,13 @@ impl Material {
     /// # Errors
     /// For the first file that cannot be read.
     pub async fn read(files: &CertificateFiles) -> Result<Self, TlsError> {
-        let read = async |path: &PathBuf| {
-            tokio::fs::read(path).await.map_err(|error| TlsError::Unreadable { path: path.clone(), error })
-        };
-        let (ca, certificate, key) = (read(&files.ca).await?, read(&files.cert).await?, read(&files.key).await?);
+        in_background(files, Self::read_now).await
+    }
+
+    /// The same, while this thread waits.
+    pub(in crate::gateways) fn read_now(files: &CertificateFiles) -> Result<Self, TlsError> {
+        let read = |path: &PathBuf| fs::read(path).map_err(|error| TlsError::Unreadable { path: path.clone(), error });
+        let (ca, certificate, key) = (read(&files.ca)?, read(&files.cert)?, read(&files.key)?);
         Ok(Self { from: files.cert.display().to_string(), ca, certificate, key })
     }
 
@@ -111,8 +115,13 @@ impl Material {
     /// # Errors
     /// For the first file that cannot be read, or the exposed key.
     pub async fn read_guarded(files: &CertificateFiles) -> Result<Self, TlsError> {
-        let material = Self::read(files).await?;
-        let metadata = tokio::fs::metadata(&files.key).await;
+        in_background(files, Self::read_guarded_now).await
+    }
+
+    /// The same, while this thread waits.
+    pub(in crate::gateways) fn read_guarded_now(files: &CertificateFiles) -> Result<Self, TlsError> {
+        let material = Self::read_now(files)?;
+        let metadata = fs::metadata(&files.key);
         let metadata = metadata.map_err(|error| TlsError::Unreadable { path: files.key.clone(), error })?;
         let mode = metadata.permissions().mode() & 0o777;
         if mode & 0o006 != 0 {
@@ -133,6 +142,16 @@ impl Material {
         let key = key.map_err(|error| broken("key", "one private key", error.to_string()))?;
         Ok(Parsed { roots, chain, key })
     }
+}
+
+/// Reads files in a thread for that.
+async fn in_background(
+    files: &CertificateFiles,
+    read: fn(&CertificateFiles) -> Result<Material, TlsError>,
+) -> Result<Material, TlsError> {
+    let (files, path) = (files.clone(), files.cert.clone());
+    let read = tokio::task::spawn_blocking(move || read(&files)).await;
+    read.unwrap_or_else(|error| Err(TlsError::Unreadable { path, error: io::Error::other(error) }))
 }
 
 /// At least one.

@@ -79,8 +79,12 @@ impl Allocations {
         let of_state = |state: &PoolState| {
             let used = pools.iter().find(|pool| pool.name == state.name && state.conflict.is_none());
             let one = PoolUse { state: state.clone(), families: used.map(of_pool).unwrap_or_default(), awaited: Vec::new() };
-            let awaited = if one.awaiting() > 0 { rules.absent.to_vec() } else { Vec::new() };
-            PoolUse { awaited, ..one }
+            let awaiting = || {
+                let ranges = used.filter(|_| one.awaiting() > 0).into_iter().flat_map(|pool| &pool.ranges);
+                let freed = ranges.flat_map(|range| self.freed.forwarded_within(range.first(), range.last(), rules.reached));
+                freed.filter(|address| !self.holders.is_held(*address))
+            };
+            PoolUse { awaited: self.freed.awaited(rules.absent, awaiting), ..one.clone() }
         };
         pools.states().iter().map(of_state).collect()
     }

@@ -215,16 +215,18 @@ pub struct Rules<'a> {
     /// Counter of the state that every gateway has applied that may forward an earlier one; `None` if there is none.
     pub reached: Option<u64>,
     /// The gateways that may forward an earlier one and are not connected.
-    pub absent: &'a [String],
+    pub absent: &'a [AbsentGateway],
     /// Current time.
     pub now: Instant,
 }
 
-impl Rules<'_> {
-    /// Part of a message: the disconnected gateways for which an address waits.
-    pub(super) fn absence(&self) -> String {
-        absence(self.absent)
-    }
+/// A gateway that is not connected and may forward VIPs of the state that it applied last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbsentGateway {
+    /// Its name.
+    pub name: String,
+    /// Counter of that state; 0: none of this term.
+    pub acknowledged: u64,
 }
 
 /// Part of a message: disconnected gateways for which a freed address waits; empty if there are none.

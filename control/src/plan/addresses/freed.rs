@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use proto::ServiceName;
 use proto::limits::SERVICES_MAX;
 
+use super::AbsentGateway;
 use crate::world::checkpoint::Reserved;
 
 /// How long a freed address stays reserved for its last holder.
@@ -186,6 +187,15 @@ impl Freed {
         let range = reached.is_some().then(|| self.of.range(first..=last)).into_iter().flatten();
         let of_gateways = range.filter(move |(_, holders)| holders.values().any(|kept| !kept.is_removed(reached)));
         of_gateways.map(|(address, _)| *address)
+    }
+
+    /// The names of those gateways that may still forward one of these addresses for a former holder.
+    pub(super) fn awaited<I: Iterator<Item = IpAddr>>(&self, absent: &[AbsentGateway], addresses: impl Fn() -> I) -> Vec<String> {
+        let may_forward = |gateway: &&AbsentGateway| {
+            let mut holders = addresses().filter_map(|address| self.of.get(&address)).flat_map(BTreeMap::values);
+            holders.any(|kept| !kept.is_removed(Some(gateway.acknowledged)))
+        };
+        absent.iter().filter(may_forward).map(|gateway| gateway.name.clone()).collect()
     }
 
     /// Reserved addresses from `first` to `last`, both included.

@@ -70,7 +70,7 @@ impl Lab {
         self
     }
 
-    fn account(&mut self, absent: &[String]) -> Vec<PoolUse> {
+    fn account(&mut self, absent: &[AbsentGateway]) -> Vec<PoolUse> {
         let rules = Rules { pools: &self.pools, forbidden: &self.forbidden, reached: self.reached, absent, now: self.now };
         self.all.account(rules)
     }

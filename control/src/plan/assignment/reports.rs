@@ -13,6 +13,7 @@ use proto::limits::MAX_STATE_AGE;
 
 use crate::config::settings::ControllerSettings;
 use crate::gateways::registry::Gateways;
+use crate::plan::addresses::AbsentGateway;
 use crate::world::World;
 use crate::world::change::{KnownGateway, LAST_SEEN_AGE_MAX};
 use crate::world::checkpoint::Checkpoint;
@@ -50,7 +51,7 @@ pub(super) struct Reach {
     /// Counter of the oldest state that any gateway may forward; `None` if no gateway may forward any.
     pub(super) counter: Option<u64>,
     /// The gateways among them that are not connected.
-    pub(super) absent: Vec<String>,
+    pub(super) absent: Vec<AbsentGateway>,
 }
 
 impl GatewayReports {
@@ -182,7 +183,7 @@ impl GatewayReports {
         let mut reach = Reach::default();
         for (name, counter, is_absent) in reported.chain(listed) {
             reach.counter = Some(reach.counter.map_or(counter, |least| least.min(counter)));
-            reach.absent.extend(is_absent.then(|| name.clone()));
+            reach.absent.extend(is_absent.then(|| AbsentGateway { name: name.clone(), acknowledged: counter }));
         }
         reach
     }
@@ -244,7 +245,7 @@ mod tests {
             reports.follow(&all.borrow(), true, Some(now_s));
             reports.note_listed(world, "default");
             let reach = reports.reach(Some(now_s));
-            (reach.counter, reach.absent.join(","))
+            (reach.counter, reach.absent.into_iter().map(|one| one.name).collect::<Vec<_>>().join(","))
         };
         let away = |name: &str| name.to_owned();
         assert_eq!(reach(&world(&[]), now_s()), (None, away("")), "nobody forwards");

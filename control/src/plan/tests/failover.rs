@@ -153,6 +153,33 @@ fn a_freed_address_waits_for_a_gateway_that_is_not_connected_until_its_object_is
     assert_eq!(run(&world, 6, &[&one]).services[&named("new")].ports.len(), 1);
 }
 
+/// The Service is deleted while nobody leads, so that no reservation of its address is recorded.
+#[test]
+fn a_new_leader_waits_for_gateways_that_may_forward_the_address_of_a_service_that_has_vanished() {
+    let mut settings = settings();
+    settings.pools = vec![PoolSpec::new("default", vec!["192.0.2.100".parse().unwrap()])];
+    let (mut world, now) = (World::default(), Instant::now());
+    apply(&mut world, service("old", json!({})));
+    let first = plan(&world, &settings, &mut Memory::default(), now);
+    assert_eq!(first.services[&named("old")].ports.len(), 1);
+    let (mut world, mut memory) = (World::default(), Memory::default());
+    world.apply(Change::CheckpointReplaced(Box::new(first.checkpoint)));
+    apply(&mut world, service("new", json!({})));
+    let gateways = tokio::sync::watch::Sender::new(Gateways::default());
+    let gateway = Connection::open(&gateways, "edge-1", "", Vec::new());
+    let mut run = |counter| {
+        memory.follow_gateways(&gateways.borrow(), now);
+        let plan = plan(&world, &settings, &mut memory, now);
+        memory.published(counter);
+        plan.services[&named("new")].clone()
+    };
+    for counter in 1..3 {
+        assert_eq!(run(counter).refusal.as_ref().map(|refusal| refusal.reason), Some(Reason::Exhausted), "edge-1 forwards it");
+    }
+    gateway.acknowledge(2);
+    assert_eq!(run(3).refusal, None);
+}
+
 /// A pool whose VIPs are announced by BGP as one prefix.
 fn routed_pool(name: &str, addresses: &[&str], bgp: Value) -> AddressPool {
     let pool = json!({"apiVersion": "sluice.dev/v1beta1", "kind": "AddressPool", "metadata": {"name": name},

@@ -77,7 +77,7 @@ struct Generator {
 }
 
 impl Generator {
-    /// Feeds as told, and collects packets until all have come back.
+    /// Feeds as `feeding` says, and collects packets until all have come back.
     fn run(&mut self, feeding: Feeding, signals: &Signals) {
         self.sampler.keep_one_in(feeding.keep_one_in);
         let until = feeding.frames.map_or(u64::MAX, |frames| self.fed.saturating_add(frames));

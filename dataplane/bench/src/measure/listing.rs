@@ -1,8 +1,8 @@
 //! The cost of a listing of all flows, while packets arrive as fast as the worker takes them.
 //!
 //! A thread on another core lists all flows again and again, as the caller lists them: by the inquiries and at the pace of
-//! `sluicectl flows`. Slices
-//! with and without it alternate, and the medians count: what disturbs the machine for a while disturbs both.
+//! `sluicectl flows`. Slices with and without it alternate, and the medians count: what disturbs the machine for a while
+//! disturbs both.
 //!
 //! Not here: how a worker answers (`dataplane::forward`), and the inquiries (the caller).
 
@@ -21,30 +21,13 @@ use super::super::harness::Harness;
 use super::super::report::{ListingCost, Measured};
 use super::super::scenario::{self, SEED};
 use super::super::traffic::Stage;
+use super::flow_pages::{FlowPages, ListedWorker};
 use super::{Polled, Session};
-
-/// A worker whose flows are listed.
-#[derive(Debug)]
-pub struct ListedWorker {
-    /// By which it answers.
-    pub mailbox: Arc<Mailbox>,
-    /// What explains its answers.
-    pub explainer: Explainer,
-    /// Its snapshots.
-    pub snapshots: SnapshotReader,
-}
-
-/// Lists the flows of a worker: each call lists the next page, from the first flow on again after the last one, and counts
-/// the flows of the page.
-pub type FlowPages = Box<dyn FnMut(&AtomicU64) + Send>;
-
-/// Begins a listing by the inquiries and at the pace of `sluicectl flows`.
-pub type ListFlows = fn(ListedWorker) -> FlowPages;
 
 /// Time between two looks whether to list.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Lists the flows of a worker while it is told to. Ends when it is dropped.
+/// Lists the flows of a worker while a listing is wanted. Ends when it is dropped.
 struct Lister {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -65,15 +48,15 @@ impl Lister {
     fn start(core: usize, pages: FlowPages) -> Result<Self, BenchError> {
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
-        let (is_there, told) = mpsc::channel();
+        let (pinning, is_pinned) = mpsc::channel();
         let list = move || {
             let pinned = core_affinity::set_for_current(core_affinity::CoreId { id: core });
-            if is_there.send(pinned).is_ok() && pinned {
+            if pinning.send(pinned).is_ok() && pinned {
                 of_thread.list(pages);
             }
         };
         let thread = Some(thread::Builder::new().name("listing".into()).spawn(list)?);
-        if told.recv() == Ok(true) { Ok(Self { shared, thread }) } else { Err(BenchError::Core(core)) }
+        if is_pinned.recv() == Ok(true) { Ok(Self { shared, thread }) } else { Err(BenchError::Core(core)) }
     }
 }
 

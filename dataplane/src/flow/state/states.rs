@@ -506,5 +506,5 @@ const fn next_sctp_state(state: FlowState, chunk: u8, direction: Direction) -> F
     }
 }
 
-/// Bits of the number of a state, below that of a mode, in the byte by which [`plain::Admission`] finds both.
+/// Bits of the number of a state, below that of a mode, in the byte by which [`super::Admission`] finds both.
 pub(crate) const STATE_BITS: u32 = 5;

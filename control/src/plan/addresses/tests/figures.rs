@@ -22,8 +22,10 @@ fn usage_figures_count_available_addresses() {
 #[test]
 fn a_pool_counts_the_addresses_that_wait_for_gateways_and_names_those_that_are_away() {
     let mut lab = Lab::small();
-    let absent = ["edge-2".to_owned()];
-    let mut figures = |claims: &[Claim], reached, absent: &[String]| {
+    let gateway = |name: &str, acknowledged| AbsentGateway { name: name.to_owned(), acknowledged };
+    let absent = [gateway("edge-2", 0), gateway("edge-3", 1)];
+    let away = vec!["edge-2".to_owned()];
+    let mut figures = |claims: &[Claim], reached, absent: &[AbsentGateway]| {
         lab.reached = reached;
         lab.assign(claims);
         lab.all.published(1);
@@ -34,8 +36,8 @@ fn a_pool_counts_the_addresses_that_wait_for_gateways_and_names_those_that_are_a
     };
     let all = [claim("a", 1), claim("b", 2), claim("c", 3)];
     assert_eq!(figures(&all, Some(0), &[]), (0, 0, vec![0], vec![], false));
-    assert_eq!(figures(&all[..2], Some(0), &absent), (1, 1, vec![1], absent.to_vec(), true), "the figures follow reports");
-    assert_eq!(figures(&all[..1], Some(0), &absent), (2, 2, vec![2], absent.to_vec(), true));
+    assert_eq!(figures(&all[..2], Some(0), &absent), (1, 1, vec![1], away.clone(), true), "edge-3 has removed it");
+    assert_eq!(figures(&all[..1], Some(0), &absent), (2, 2, vec![2], away.clone(), true));
     assert_eq!(figures(&all[..1], Some(1), &absent), (2, 0, vec![], vec![], false), "all have removed both");
     assert_eq!(figures(&[], None, &[]), (3, 0, vec![], vec![], false), "no gateway forwards anything");
 }
