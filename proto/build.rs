@@ -3,7 +3,7 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 24] = [
+const ROWS: [&str; 26] = [
     "ServiceStatus",
     "FrontendStatus",
     "BackendStatus",
@@ -28,6 +28,8 @@ const ROWS: [&str; 24] = [
     "TracedPacket",
     "SentPacket",
     "Trouble",
+    "LastCheck",
+    "BackendChange",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

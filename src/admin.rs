@@ -7,6 +7,7 @@ pub mod api;
 mod capture;
 mod explanation;
 mod flows;
+mod history;
 pub mod metrics;
 pub(crate) mod tables;
 pub mod troubles;

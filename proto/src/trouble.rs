@@ -122,6 +122,8 @@ pub struct Observed {
     pub services: Vec<v1::ServiceStatus>,
     /// Their unhealthy backends.
     pub unhealthy: Vec<v1::BackendStatus>,
+    /// Backends that changed often between healthy and unhealthy, as `tcp 10.0.0.1:80 of default/web`, and how often.
+    pub flapping: BTreeMap<String, usize>,
     /// Certificates.
     pub certificates: Vec<ObservedCertificate>,
     /// The group.
@@ -154,6 +156,13 @@ pub fn find(observed: &Observed) -> Vec<Trouble> {
     }
     gateway::look_at_certificates(&observed.certificates, &mut findings);
     services::look(&observed.services, &observed.unhealthy, &mut findings);
+    for (backend, turns) in &observed.flapping {
+        findings.add(
+            Kind::BackendFlaps,
+            format!("Backend {backend}"),
+            format!("its health changed {turns} times within 10 minutes"),
+        );
+    }
     if let Some(of_group) = &observed.group {
         group::look(of_group, &mut findings);
     }

@@ -23,8 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::capture::{self, Captures};
-use super::{explanation, flows, tables};
+use super::{explanation, flows, history, tables};
 use crate::agent::backend_health::Causes;
+use crate::agent::backend_history::BackendHistories;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
 use crate::fleet::election::ElectionStatus;
@@ -112,6 +113,8 @@ pub struct Sources {
     pub served: watch::Receiver<Served>,
     /// Why backends are unhealthy.
     pub causes: watch::Receiver<Causes>,
+    /// How backends were.
+    pub histories: BackendHistories,
     /// The troubles of the gateway, the worst first.
     pub troubles: watch::Receiver<Vec<Trouble>>,
     /// The part of this gateway in the fleet.
@@ -182,6 +185,7 @@ impl Sources {
         let mut backends: Vec<_> = services.values().flat_map(|service| rows(service)).collect();
         let removed = tables::removed_backends(&self.gateway, &removed, &services, &self.workers.counters, &query);
         backends.extend(removed);
+        history::add(&self.gateway, &mut backends, &self.histories, request);
         Ok(v1::ListBackendsResponse { backends, silent: Vec::new() })
     }
 
@@ -410,6 +414,7 @@ pub(crate) mod tests {
             })
             .1,
             causes: watch::channel(Causes::new()).1,
+            histories: BackendHistories::default(),
             troubles: watch::channel(Vec::new()).1,
             fleet: FleetSources {
                 election: watch::channel(ElectionStatus::default()).1,

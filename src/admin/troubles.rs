@@ -17,6 +17,8 @@ use tonic::Status;
 
 use super::api::{ControllerAccess, Sources};
 use super::tables;
+use crate::agent::backend_health::Subject;
+use crate::agent::backend_history::BackendHistories;
 use crate::agent::supervisor::Failure;
 
 /// How often the gateway looks. Reading the counters of ports may take a driver a millisecond.
@@ -79,6 +81,7 @@ impl TroubleMonitor {
                 gateway: Some(gateway),
                 services: rows.services.clone(),
                 unhealthy: rows.unhealthy.clone(),
+                flapping: flapping(&sources.histories, now_s),
                 certificates: observed_certificates(&certificates),
                 group: None,
             };
@@ -138,6 +141,11 @@ fn recent(samples: &VecDeque<Sample>) -> Recent {
         election_restarts: last.election_restarts.saturating_sub(first.election_restarts),
         busy_percent: first.cycles.iter().zip(&last.cycles).map(busy).collect(),
     }
+}
+
+fn flapping(histories: &BackendHistories, now_s: u64) -> BTreeMap<String, usize> {
+    let text = |Subject { service, protocol, address }: Subject| format!("{protocol} {address} of {service}");
+    histories.flapping(now_s).into_iter().map(|(backend, turns)| (text(backend), turns)).collect()
 }
 
 /// The rows of Services with trouble, made anew if anything about them has changed.

@@ -183,10 +183,14 @@ impl Reload {
     pub fn reload(&self) -> Result<Reloaded, Invalid> {
         let _reloading = Reloading::begin();
         let result = self.take_over();
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = match &result {
-            Ok(reloaded) => ReloadOutcome { failure: String::new(), at_next_start: reloaded.at_next_start.clone() },
-            Err(errors) => ReloadOutcome { failure: first_line(&errors.to_string()), ..self.outcome() },
-        };
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        match &result {
+            Ok(reloaded) => {
+                *outcome = ReloadOutcome { failure: String::new(), at_next_start: reloaded.at_next_start.clone() };
+            }
+            Err(errors) => outcome.failure = first_line(&errors.to_string()),
+        }
+        drop(outcome);
         result
     }
 
@@ -290,6 +294,19 @@ pub(crate) mod tests {
         let result = reload.reload();
         fs::remove_dir_all(dir).unwrap();
         result.unwrap()
+    }
+
+    #[test]
+    fn what_a_reload_has_not_taken_over_is_known_until_the_next_one() {
+        let (reload, result) = reloaded(&BASE.replace("192.0.2.2/24", "192.0.2.9/24"));
+        result.unwrap();
+        assert_eq!(reload.outcome().at_next_start, ["ports"]);
+        let (reload, result) = reloaded(&BASE.replace("name: edge", "nam: edge"));
+        let errors = result.unwrap_err().to_string();
+        assert!(errors.starts_with(reload.outcome().failure.split(" (+").next().unwrap()), "{errors}");
+        assert!(!reload.outcome().failure.is_empty());
+        reloaded_again(&reload, BASE);
+        assert_eq!(reload.outcome(), ReloadOutcome::default());
     }
 
     fn keys(keys: &[&str]) -> Vec<String> {

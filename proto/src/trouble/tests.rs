@@ -73,6 +73,7 @@ fn well() -> Observed {
         gateway: Some(gateway()),
         services: vec![service],
         unhealthy: Vec::new(),
+        flapping: BTreeMap::new(),
         certificates: vec![certificate],
         group: Some(group()),
     }
@@ -237,6 +238,9 @@ fn troubles_of_services() {
     for (found, expected) in rows {
         assert_eq!(found, [expected]);
     }
+    let flapping = after(|all| all.flapping = [("tcp 10.0.0.1:80 of default/web".to_owned(), 7)].into());
+    let expected = "warning backend-flaps Backend tcp 10.0.0.1:80 of default/web: its health changed 7 times within 10 minutes";
+    assert_eq!(flapping, [expected]);
     let backend = |address: &str, reason: &str| v1::BackendStatus {
         service: "default/web".into(),
         address: address.into(),

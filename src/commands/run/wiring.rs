@@ -24,6 +24,7 @@ use crate::admin::Sources;
 use crate::admin::api::AdminServer;
 use crate::admin::metrics::{GatewayPages, PagesServer, StatusPage, WorkerLoads};
 use crate::admin::troubles::TroubleMonitor;
+use crate::agent::backend_history::{HistoryFile, HistoryKeeper};
 use crate::agent::compile_loop::{CompileLoop, Inputs, SnapshotPipeline};
 use crate::agent::persist::directories::StateDirs;
 use crate::agent::persist::{StateFile, StateWriter};
@@ -76,6 +77,7 @@ impl Wiring<'_> {
             supervisor.run("zone", self.zone_filter(zone), ZoneFilter::run);
         }
         supervisor.run("probe", self.probes(), ProbeTask::run);
+        supervisor.run("history", self.history_keeper(), HistoryKeeper::run);
         supervisor.run("compile", self.compile_loop(pipeline), CompileLoop::run);
         // Flows of other gateways.
         if let Some(replication) = self.settings.replication.clone() {
@@ -199,6 +201,17 @@ impl Wiring<'_> {
             workers: self.sources.workers.counters.clone(),
             saved: self.channels.health.read_saved(self.dirs),
             results: self.channels.health.clone(),
+        }
+    }
+
+    fn history_keeper(&self) -> HistoryKeeper {
+        let (histories, file) = (self.channels.health.findings.histories.clone(), HistoryFile::new(self.dirs.clone()));
+        file.restore(&histories);
+        HistoryKeeper {
+            served: self.channels.snapshots.served.subscribe(),
+            causes: self.channels.health.findings.causes.subscribe(),
+            histories,
+            file,
         }
     }
 
