@@ -47,7 +47,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             // Counters that clients compute rates from; the lists do not ask for them.
             .field_attribute("sluice.v1.ServiceStatus.drops", "#[serde(skip)]")
             .field_attribute("sluice.v1.ServiceStatus.traffic", "#[serde(skip)]")
-            .field_attribute("sluice.v1.BackendStatus.traffic", "#[serde(skip)]");
+            .field_attribute("sluice.v1.BackendStatus.traffic", "#[serde(skip)]")
+            // Of `sluicectl history` only.
+            .field_attribute("sluice.v1.BackendStatus.down_today_s", "#[serde(skip_serializing_if = \"Option::is_none\")]")
+            .field_attribute("sluice.v1.BackendStatus.last_check", "#[serde(skip_serializing_if = \"Option::is_none\")]")
+            .field_attribute("sluice.v1.BackendStatus.changes", "#[serde(skip_serializing_if = \"Vec::is_empty\")]");
         for row in ROWS {
             builder = builder.message_attribute(format!("sluice.v1.{row}"), "#[derive(serde::Serialize)]");
         }

@@ -2,6 +2,7 @@
 //!
 //! Not here: the history itself (`agent::backend_history`).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use objects::text::of_time;
@@ -27,12 +28,12 @@ pub(super) fn add(
         if let Some(history) = history {
             tell(row, &history, request.history, now_s);
         }
-        row.last_check = check.map(|check| message(&check));
+        row.last_check = check.filter(|_| request.history).map(|check| message(&check));
     }
     if !request.history {
         return;
     }
-    let listed: std::collections::BTreeSet<Subject> = subjects.into_iter().flatten().collect();
+    let listed: BTreeSet<Subject> = subjects.into_iter().flatten().collect();
     let is_asked = |of: &Subject| request.addresses.is_empty() || request.addresses.contains(&of.address.ip().to_string());
     let removed = histories.removed().into_iter().filter(|(of, _)| !listed.contains(of) && is_asked(of));
     rows.extend(removed.map(|(Subject { service, protocol, address }, history)| {
@@ -57,8 +58,8 @@ fn subject(row: &v1::BackendStatus) -> Option<Subject> {
 
 fn tell(row: &mut v1::BackendStatus, history: &BackendHistory, with_changes: bool, now_s: u64) {
     row.since = history.changes.back().map_or_else(String::new, |last| of_time(last.at_s));
-    row.down_today_s = history.down_today_s(now_s);
     if with_changes {
+        row.down_today_s = Some(history.down_today_s(now_s));
         let change = |turn: &BackendTurn| v1::BackendChange {
             at: of_time(turn.at_s),
             state: turn.to.as_str().to_owned(),
@@ -92,7 +93,9 @@ mod tests {
     #[test]
     fn rows_tell_since_when_and_removed_backends_are_listed_on_request() {
         let histories = BackendHistories::default();
-        let services = |backends: &[(&str, bool, bool)]| Views::unit(Arc::new(ServiceName::new("default", "web")), Arc::new(view("web", backends)));
+        let services = |backends: &[(&str, bool, bool)]| {
+            Views::unit(Arc::new(ServiceName::new("default", "web")), Arc::new(view("web", backends)))
+        };
         histories.follow(&services(&[("10.0.0.1:80", true, false), ("10.0.0.2:80", true, false)]), &Causes::new(), 1_800_000_000);
         histories.follow(&services(&[("10.0.0.1:80", false, false)]), &Causes::new(), 1_800_000_060);
         let row = v1::BackendStatus {
@@ -112,10 +115,12 @@ mod tests {
         };
         let plain = rows(false, &[]);
         assert_eq!((plain.len(), plain[0].since.as_str(), plain[0].changes.len()), (1, "2027-01-15T08:01:00Z", 0));
-        let last = plain[0].last_check.as_ref().unwrap();
-        assert_eq!((last.passed, last.duration_us, last.found.as_str()), (false, 1500, "tcp 10.0.0.1:80 refused"));
+        assert_eq!((plain[0].down_today_s, &plain[0].last_check), (None, &None));
         let whole = rows(true, &[]);
-        let states: Vec<_> = whole.iter().map(|row| row.changes.iter().map(|change| change.state.as_str()).collect::<Vec<_>>()).collect();
+        let last = whole[0].last_check.as_ref().unwrap();
+        assert_eq!((last.passed, last.duration_us, last.found.as_str()), (false, 1500, "tcp 10.0.0.1:80 refused"));
+        let states: Vec<_> =
+            whole.iter().map(|row| row.changes.iter().map(|change| change.state.as_str()).collect::<Vec<_>>()).collect();
         assert_eq!(states, [["unhealthy", "healthy"], ["removed", "healthy"]]);
         assert_eq!(whole[1].gateway, "edge-1");
         assert_eq!(rows(true, &["10.0.0.1"]).len(), 1);

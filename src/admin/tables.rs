@@ -220,6 +220,7 @@ pub(super) fn backends(
         reason: row.reason(service, address, protocol, causes),
         protocol: protocol.to_string(),
         traffic: query.with_traffic.then(|| row.traffic(workers)),
+        ..v1::BackendStatus::default()
     };
     rows(service).into_iter().filter(|((address, _), _)| query.includes(*address)).map(status).collect()
 }

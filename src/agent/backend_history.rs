@@ -265,7 +265,8 @@ impl Histories {
     fn explain(&mut self, causes: &Causes) {
         let all = &mut self.all;
         self.unexplained.retain(|subject| {
-            let (Some(cause), Some(last)) = (causes.get(subject), all.get_mut(subject).and_then(|of| of.changes.back_mut())) else {
+            let (Some(cause), Some(last)) = (causes.get(subject), all.get_mut(subject).and_then(|of| of.changes.back_mut()))
+            else {
                 return true;
             };
             last.cause = shortened(cause);

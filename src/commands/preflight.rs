@@ -26,11 +26,6 @@ const TUNNEL_BYTES_MAX: u16 = 48;
 /// If the system has no room for the timers and sockets that it takes.
 pub fn examine(settings: &Settings) -> io::Result<Vec<Finding>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-<<<<<<< HEAD
-    let mut findings = runtime.block_on(named(settings));
-    // A plugin of a kubeconfig may hang; nobody waits for its thread.
-    runtime.shutdown_background();
-=======
     let mut findings = match &settings.source {
         StateSource::Embedded(controller, _) => runtime.block_on(preflight::examine(controller)),
         StateSource::Remote(..) => Vec::new(),
@@ -50,7 +45,6 @@ fn examine_without_source(settings: &Settings) -> io::Result<Vec<Finding>> {
         findings.extend(runtime.block_on(preflight::examine_listener(controller)));
     }
     findings.extend(runtime.block_on(certificates(settings)));
->>>>>>> fixg
     findings.extend(mtus(settings));
     Ok(findings)
 }

@@ -107,8 +107,7 @@ pub async fn run<F: Future<Output = Outcome>>(
                 look_at_routes = Instant::now() + FOLLOWED_EVERY;
             }
             Some((target, started, outcome)) = under_way.next() => {
-                let took = started.elapsed();
-                following.take(&target, outcome, took, findings);
+                following.take(&target, outcome, Instant::now() - started, findings);
                 let next = following.tracker.follows(&target).then(|| started + target.settings.interval);
                 following.schedule.finished(target, next);
                 following.publish(findings);
@@ -473,7 +472,7 @@ mod tests {
         let news = |following: &mut ProbeState, why| following.is_new(&target, why);
         assert_eq!(["a", "a", "b", "b"].map(|why| news(&mut following, why)), [true, false, true, false]);
         for outcome in [Outcome::Passed, Outcome::Failed("late".to_owned())] {
-            following.take(&target, outcome);
+            following.take(&target, outcome, Duration::ZERO, &Findings::default());
             assert_eq!(["b", "b"].map(|why| news(&mut following, why)), [true, false]);
         }
         assert!(!following.is_new(&tcp("10.0.0.2:80"), "a"), "it is not followed");

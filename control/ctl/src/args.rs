@@ -46,6 +46,8 @@ pub struct Arguments {
 pub enum Command {
     /// Whether all is well, and what is not: object, cause, since when, what to do; the worst first. Exit code 1 if not.
     Status(StatusArguments),
+    /// History of backends: since when each is as it is, its last changes with their causes, its last check.
+    History(HistoryArguments),
     /// Services: frontends, backends, and why one is not served.
     Services(ListArguments),
     /// Frontends: flows, packets, bytes and connections of each VIP and port, and of each node port.
@@ -149,7 +151,18 @@ pub struct StatusArguments {
     pub timeout: Option<WaitTime>,
 }
 
-/// Output formats of `status`.
+/// Options of `history`.
+#[derive(Clone, Debug, Args)]
+pub struct HistoryArguments {
+    /// The backends of a Service (NAMESPACE/NAME or NAME), or a backend (ADDRESS or ADDRESS:PORT).
+    #[arg(value_name = "SERVICE|BACKEND")]
+    pub object: String,
+    /// Output format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub output: StatusOutput,
+}
+
+/// Output formats of `status` and `history`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StatusOutput {
     /// A screen for people.

@@ -50,6 +50,14 @@ pub enum CtlError {
     /// Some gateways did not answer; the answers of the others were printed.
     #[error("{0}")]
     Silent(String),
+    /// Nothing is known of an object.
+    #[error("no Service and no backend {object:?}{known}; `sluicectl backends` lists them")]
+    NoHistory {
+        /// The object.
+        object: String,
+        /// The names that there are, or nothing.
+        known: String,
+    },
     /// Not all is well; the screen says what.
     #[error("not well: {0}")]
     Unwell(String),

@@ -52,6 +52,7 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
     let server = &Server::new(server, ca.as_ref(), cert.as_ref(), key.as_ref());
     match command {
         Command::Status(arguments) => status::status(server, arguments, out, notes, screen).await,
+        Command::History(arguments) => list::history::print(server, arguments, out).await,
         Command::Services(list) => follow::<v1::ServiceStatus>(server, list, out, notes, screen).await,
         Command::Frontends(list) => follow::<v1::FrontendStatus>(server, list, out, notes, screen).await,
         Command::Backends(list) => follow::<v1::BackendStatus>(server, list, out, notes, screen).await,

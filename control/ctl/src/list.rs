@@ -1,5 +1,6 @@
 //! A list, printed once or repeatedly: as a table, as JSON, as YAML.
 
+pub(super) mod history;
 pub(super) mod rows;
 
 use std::io::Write;

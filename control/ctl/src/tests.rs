@@ -140,7 +140,10 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     );
     assert_eq!(parsed[0]["app_protocols"], serde_json::json!({"tcp 192.0.2.100:80": "kubernetes.io/h2c"}));
     let (backends, _) = printed(Canned::default(), "backends -o json").await;
-    assert_eq!(fields(&backends), "service address state healthy weight flows gateway reason protocol");
+    assert_eq!(
+        fields(&backends),
+        "service address state healthy weight flows gateway reason protocol since down_today_s last_check changes"
+    );
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),

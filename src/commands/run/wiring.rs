@@ -106,12 +106,12 @@ impl Wiring<'_> {
         if systemd::listens() {
             supervisor.run("systemd", self.systemd_report(), SystemdReport::run);
         }
-        supervisor.run("troubles", self.trouble_monitor(), TroubleMonitor::run);
         // Interfaces for operators. An address of metrics that is in use is tried again: forwarding does not need it.
         if let Some(exporter) = self.flow_exporter() {
             supervisor.run_to_its_end("flow-records", exporter, FlowExporter::run);
         }
         let admin_tls = ServerTls::of_admin(&self.settings.admin_listen);
+        supervisor.run("troubles", self.trouble_monitor(admin_tls.clone()), TroubleMonitor::run);
         if let Some(server) = self.pages_server(admin_tls.clone()) {
             supervisor.run("metrics", server, PagesServer::run);
         }
@@ -328,10 +328,10 @@ impl Wiring<'_> {
         }
     }
 
-    fn trouble_monitor(&self) -> TroubleMonitor {
+    fn trouble_monitor(&self, admin_tls: Option<Arc<ServerTls>>) -> TroubleMonitor {
         TroubleMonitor {
             sources: self.sources.clone(),
-            certificates: self.settings.certificates(),
+            certificates: self.shown_certificates(admin_tls),
             troubles: self.channels.troubles.clone(),
         }
     }
@@ -382,10 +382,15 @@ impl Wiring<'_> {
             export: Arc::clone(&self.outlets.export),
             exchange: Arc::clone(&self.outlets.exchange),
             status_page: Arc::new(StatusPage::new(vec![self.settings.name.clone(), host])),
-            certificates: self.settings.certificates().into_iter().chain(admin_tls.map(KeyCertificates::of_admin)).collect(),
+            certificates: self.shown_certificates(admin_tls),
             terminating: self.channels.terminating.clone(),
         };
         Some(PagesServer { address, pages, shutdown: self.shutdown.clone() })
+    }
+
+    /// Those of this gateway, without those of an embedded controller.
+    fn shown_certificates(&self, admin_tls: Option<Arc<ServerTls>>) -> Vec<KeyCertificates> {
+        self.settings.certificates().into_iter().chain(admin_tls.map(KeyCertificates::of_admin)).collect()
     }
 
     fn admin_server(&self, tls: Option<Arc<ServerTls>>) -> AdminServer {

@@ -111,6 +111,7 @@ fn some_of(texts: &[String]) -> String {
 
 impl Row for v1::BackendStatus {
     const TITLES: &'static [&'static str] = &["SERVICE", "PROTOCOL", "ADDRESS", "STATE", "HEALTHY", "WEIGHT", "FLOWS", "REASON"];
+    const WIDE: &'static [&'static str] = &["SINCE"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_backends(v1::ListBackendsRequest::default()).await?.into_inner();
