@@ -11,7 +11,7 @@ pub(super) fn look(group: &ObservedGroup, found: &mut Findings) {
         found.add(Kind::GatewaySilent, format!("Gateway {gateway}"), reason);
     }
     for vip in &group.vips {
-        look_at_vip(vip, found);
+        look_at_vip(vip, &group.pools, found);
     }
     for pool in &group.pools {
         look_at_pool(pool, found);
@@ -43,13 +43,21 @@ fn counter(generation: &str) -> Option<u64> {
     generation.rsplit_once('/')?.1.parse().ok()
 }
 
-fn look_at_vip(vip: &v1::VipStatus, found: &mut Findings) {
+fn look_at_vip(vip: &v1::VipStatus, pools: &[v1::PoolStatus], found: &mut Findings) {
     let object = format!("VIP {}", vip.vip);
     let services = vip.services.join(", ");
     if vip.gateways.is_empty() {
         found.add(Kind::VipUnowned, object, format!("no gateway answers for it; it serves {services}"));
-    } else if vip.announce == "l2" && vip.gateways.len() > 1 {
-        let gateways = vip.gateways.join(", ");
+        return;
+    }
+    // Without an election gateways of different links have no group, and one that stations of a link see is a duplicate.
+    if vip.announce != "l2" || vip.group.is_none() {
+        return;
+    }
+    let elsewhere = pools.iter().find(|pool| pool.name == vip.pool).map_or(&[][..], |pool| &pool.unannounced_by);
+    let owners: Vec<_> = vip.gateways.iter().filter(|gateway| !elsewhere.contains(gateway)).map(String::as_str).collect();
+    if owners.len() > 1 {
+        let gateways = owners.join(", ");
         found.add(Kind::VipOwnedTwice, object, format!("{gateways} answer for it at once; it serves {services}"));
     }
 }

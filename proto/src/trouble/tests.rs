@@ -41,7 +41,9 @@ fn group() -> ObservedGroup {
     };
     let vip = v1::VipStatus {
         vip: "192.0.2.100".into(),
+        pool: "default".into(),
         announce: "l2".into(),
+        group: Some(3),
         gateways: vec!["edge-1".into()],
         services: vec!["default/web".into()],
         ..Default::default()
@@ -316,6 +318,13 @@ fn troubles_of_a_group() {
         (all.vips[0].announce, all.vips[0].gateways) = ("routed".into(), vec!["edge-1".into(), "edge-2".into()]);
     });
     assert_eq!(routed, Vec::<String>::new(), "routers spread packets over both");
+    let elsewhere = of_group(|all| {
+        all.vips[0].gateways.push("edge-2".into());
+        all.pools[0].unannounced_by = vec!["edge-2".into()];
+    });
+    assert!(elsewhere.len() == 1 && elsewhere[0].contains("pool-unannounced"), "it is on another link: {elsewhere:?}");
+    let without_election = of_group(|all| (all.vips[0].group, all.vips[0].gateways) = (None, vec!["edge-1".into(), "edge-2".into()]));
+    assert_eq!(without_election, Vec::<String>::new());
 }
 
 #[test]
@@ -345,6 +354,18 @@ fn the_worst_comes_first_and_many_of_a_kind_are_cut() {
     assert!(found[0].starts_with("critical port-down") && found[1].contains("Service /web-000"), "{found:?}");
     assert_eq!(found[OF_A_KIND_MAX + 1], "warning some-unhealthy 250 others: as those above");
     assert!(found[OF_A_KIND_MAX + 2].starts_with("notice drained"), "{found:?}");
+}
+
+#[test]
+fn the_page_about_troubles_lists_every_kind_in_order() {
+    let page = include_str!("../../../docs/reference/troubles.md");
+    let rows: Vec<_> = page.lines().filter(|line| line.starts_with("| `")).collect();
+    let expected = Kind::table().iter().map(|facts| {
+        let after = if facts.grace_s == 0 { "at once".to_owned() } else { format!("{} s", facts.grace_s) };
+        format!("| `{}` | {} | {after} |", facts.word, facts.severity.as_str())
+    });
+    assert!(expected.clone().zip(&rows).all(|(expected, row)| row.starts_with(&expected)), "{rows:#?}");
+    assert_eq!(expected.count(), rows.len());
 }
 
 #[test]
