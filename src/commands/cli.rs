@@ -32,7 +32,7 @@ pub enum Command {
     /// Looks at certificates, manifests, the API server of a kubeconfig and the rights there, and at the MTUs of ports. What
     /// cannot be seen from this machine is a note, so that the command can run where no gateway runs. What can be seen and
     /// cannot work is an error, with exit code 2. A manifest that does not parse is a warning: the gateway serves the others.
-    /// Nothing is changed.
+    /// Nothing is changed. A plugin (`exec`) that the kubeconfig names runs.
     Check(ConfigArgs),
     /// Show what this machine has and lacks.
     Doctor(DoctorArgs),

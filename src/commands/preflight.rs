@@ -31,6 +31,8 @@ pub fn examine(settings: &Settings) -> io::Result<Vec<Finding>> {
         StateSource::Remote(..) => Vec::new(),
     };
     findings.extend(runtime.block_on(certificates(settings)));
+    // A plugin of a kubeconfig may hang; nobody waits for its thread.
+    runtime.shutdown_background();
     findings.extend(mtus(settings));
     Ok(findings)
 }
@@ -121,13 +123,17 @@ mod tests {
     const BASE: &str = "name: edge-1\nports:\n  - {name: uplink, device: net_tap0, addresses: [192.0.2.2/24]}\n\
         \x20 - {name: cluster, device: net_tap1, addresses: [10.0.0.2/24]}\nsnat: {addresses: [10.0.0.3]}\nmanifests: m\n";
 
-    fn texts(text: &str) -> Vec<String> {
-        let dir = tempfile::tempdir().unwrap();
+    /// The settings of a file in a directory that has manifests, none, in `m`.
+    fn settings(dir: &tempfile::TempDir, text: &str) -> Settings {
         fs::create_dir(dir.path().join("m")).unwrap();
         let file = dir.path().join("sluice.yaml");
         fs::write(&file, text).unwrap();
-        let settings = Settings::read(&file, &SourceChoice::File).unwrap();
-        let findings = examine(&settings).unwrap();
+        Settings::read(&file, &SourceChoice::File).unwrap()
+    }
+
+    fn texts(text: &str) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let findings = examine(&settings(&dir, text)).unwrap();
         findings.iter().filter(|found| found.level != Level::Ok).map(ToString::to_string).collect()
     }
 
@@ -152,6 +158,7 @@ mod tests {
         let roomy = BASE.replace("[10.0.0.2/24]", "[10.0.0.2/24], mtu: 1548") + "defaults: {mode: ipip}\n";
         assert!(texts(&roomy)[0].contains("TCP gets the smaller one"), "the tunnel fits");
     }
+
     #[test]
     fn without_a_source_in_the_file_the_doctor_still_looks_at_all_else() {
         let dir = tempfile::tempdir().unwrap();
@@ -168,5 +175,21 @@ mod tests {
         let note = |key| (doctor::Level::Note, key);
         assert_eq!(found, [note("source"), missing("tls"), missing("controller.tls"), missing("admin.tls"), note("ports")]);
         assert!(findings[0].found.contains("manifests and the API server are not looked at"), "{findings:?}");
+    }
+
+    #[test]
+    fn an_api_server_that_cannot_be_reached_is_a_note_elsewhere_and_missing_on_the_gateway() {
+        let dir = tempfile::tempdir().unwrap();
+        // Port 9 of this machine, where nobody listens.
+        let kubeconfig = "apiVersion: v1\nkind: Config\ncurrent-context: a\nusers: [{name: a, user: {token: t}}]\n\
+            clusters: [{name: a, cluster: {server: 'http://127.0.0.1:9'}}]\n\
+            contexts: [{name: a, context: {cluster: a, user: a}}]\n";
+        fs::write(dir.path().join("kubeconfig"), kubeconfig).unwrap();
+        let settings = settings(&dir, &BASE.replace("manifests: m", "kubernetes: {kubeconfig: kubeconfig}"));
+        let found = examine(&settings).unwrap();
+        assert!(found.len() == 1 && found[0].level == Level::Unseen, "{found:?}");
+        let lines = of_this_machine(None, Some(&settings)).unwrap();
+        assert!(lines.len() == 1 && lines[0].level == doctor::Level::Missing, "{lines:?}");
+        assert!(lines[0].found.contains("cannot be asked from this machine"), "{lines:?}");
     }
 }
