@@ -44,7 +44,11 @@ fn status_says_what_is_wrong_until_it_is_well_again_and_history_remembers() {
     wait_until_well(program, &edge);
 
     edge.script("stop_server 13");
-    let texts = ["warning Service demo/web (some-unhealthy), since 20", "tcp 10.0.0.13:8080: tcp 10.0.0.13:8080", "-> `sluicectl backends`"];
+    let texts = [
+        "warning Service demo/web (some-unhealthy), since 20",
+        "tcp 10.0.0.13:8080: tcp 10.0.0.13:8080",
+        "-> `sluicectl backends`",
+    ];
     wait_for_trouble(program, &edge, &texts);
     let (document, code) = sluicectl(program, &edge, "status -o json");
     let document: serde_json::Value = serde_json::from_str(&document).unwrap();
@@ -60,7 +64,9 @@ fn status_says_what_is_wrong_until_it_is_well_again_and_history_remembers() {
     wait_for_trouble(program, &edge, &["critical Service demo/web (fail-open)", "all 6 backends are unhealthy"]);
     let (history, code) = sluicectl(program, &edge, "history 10.0.0.13:8080");
     assert_eq!(code, 0);
-    for text in ["tcp 10.0.0.13:8080 of demo/web at test", "unhealthy since 20", "last check 20", "healthy    its Service lists it"] {
+    for text in
+        ["tcp 10.0.0.13:8080 of demo/web at test", "unhealthy since 20", "last check 20", "healthy    its Service lists it"]
+    {
         assert!(history.contains(text), "{text}: {history}");
     }
     let down = history.lines().find(|line| line.contains("Z  unhealthy  tcp 10.0.0.13:8080")).unwrap().to_owned();
@@ -87,14 +93,21 @@ fn status_says_what_is_wrong_until_it_is_well_again_and_history_remembers() {
     fs::write(edge.path("state/history"), "no history").unwrap();
     edge.start();
     wait_until_well(program, &edge);
-    let history = sluicectl(program, &edge, "history web").0;
-    assert!(!history.contains(&down) && history.contains("its Service lists it"), "{history}");
+    let history = until("a new history", || {
+        Some(sluicectl(program, &edge, "history web").0).filter(|history| history.contains("its Service lists it"))
+    });
+    assert!(!history.contains(&down), "{history}");
     assert!(edge.log().contains("the history of backends is not used and begins anew"), "{}", edge.log());
 
-    edge.write_manifest("none.yaml", "apiVersion: v1\nkind: Service\nmetadata: {namespace: demo, name: none}\nspec:\n  type: LoadBalancer\n  \
-        loadBalancerClass: sluice.dev/gateway\n  ports: [{port: 81}]\n");
-    wait_for_trouble(program, &edge, &["warning Service demo/none (no-endpoints)"]);
-    edge.write_manifest("none.yaml", "apiVersion: v1\nkind: Service\nmetadata: {namespace: demo, name: none}\nspec:\n  type: LoadBalancer\n  \
-        loadBalancerClass: sluice.dev/gateway\n  loadBalancerIP: 198.51.100.1\n  ports: [{port: 81}]\n");
-    wait_for_trouble(program, &edge, &["critical Service demo/none (not-served)", "OutsidePools"]);
+    let service = |name: &str, spec: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{namespace: demo, name: {name}}}\n\
+             spec: {{type: LoadBalancer, loadBalancerClass: sluice.dev/gateway, {spec}ports: [{{port: 81}}]}}\n"
+        )
+    };
+    edge.write_manifest("empty.yaml", &service("empty", ""));
+    wait_for_trouble(program, &edge, &["warning Service demo/empty (no-endpoints)"]);
+    edge.write_manifest("far.yaml", &service("far", "loadBalancerIP: 198.51.100.1, "));
+    let screen = wait_for_trouble(program, &edge, &["critical Service demo/far (not-served)", "OutsidePools"]);
+    assert!(screen.starts_with("Not well: 1 critical") && screen.lines().all(|line| line.chars().count() <= 80), "{screen}");
 }

@@ -41,6 +41,7 @@ use crate::kubernetes::recorder::Recorder;
 use crate::kubernetes::{self, Cluster, EventWriter, Following, StatusWriter};
 use crate::manifests::{self, StatusFiles};
 use crate::plan::WantedStatuses;
+use crate::status::backend_notes;
 use crate::status::fleet_notes::{self, GatewayUids};
 use crate::status::pools::{self, PoolsReport};
 use crate::status::{StatusSink, edge_gateways, write_statuses};
@@ -334,6 +335,8 @@ impl Work {
         });
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(fleet_notes::record(gateways, statuses_seen.clone(), self.gateway_uids.subscribe(), recorder).map(Ok));
+        let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
+        steps.spawn(backend_notes::record(gateways, statuses_seen.clone(), recorder).map(Ok));
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(write_statuses(statuses_seen, gateways, sink, recorder).map(Ok));
         let world = Arc::clone(world);

@@ -323,7 +323,8 @@ fn troubles_of_a_group() {
         all.pools[0].unannounced_by = vec!["edge-2".into()];
     });
     assert!(elsewhere.len() == 1 && elsewhere[0].contains("pool-unannounced"), "it is on another link: {elsewhere:?}");
-    let without_election = of_group(|all| (all.vips[0].group, all.vips[0].gateways) = (None, vec!["edge-1".into(), "edge-2".into()]));
+    let without_election =
+        of_group(|all| (all.vips[0].group, all.vips[0].gateways) = (None, vec!["edge-1".into(), "edge-2".into()]));
     assert_eq!(without_election, Vec::<String>::new());
 }
 
