@@ -172,7 +172,7 @@ pub fn find(observed: &Observed) -> Vec<Trouble> {
 }
 
 /// The worst first. Kinds are declared in the order of what they do to clients.
-pub fn order(trouble: &Trouble) -> (Severity, Kind, &str) {
+fn order(trouble: &Trouble) -> (Severity, Kind, &str) {
     (trouble.kind.facts().severity, trouble.kind, &trouble.object)
 }
 

@@ -59,7 +59,7 @@ fn look_at_state(status: &v1::GetStatusResponse, own: &str, found: &mut Findings
         found.add(Kind::ControllerAway, own, "no controller is connected: changes of Services and endpoints do not arrive");
     }
     if status.draining {
-        found.add(Kind::Drained, own, "it is drained, or stops");
+        found.add(Kind::Drained, own, "it is drained");
     }
 }
 

@@ -127,7 +127,7 @@ fn troubles_of_a_gateway() {
             of_gateway(|all| all.status.controller_connected = false),
             "warning controller-away Gateway edge-1: no controller is connected: changes of Services and endpoints do not arrive",
         ),
-        (of_gateway(|all| all.status.draining = true), "notice drained Gateway edge-1: it is drained, or stops"),
+        (of_gateway(|all| all.status.draining = true), "notice drained Gateway edge-1: it is drained"),
         (
             of_gateway(|all| all.status.accounts[0].stalled = true),
             "critical worker-stalled Worker 0: it has not polled its ports for 2 s or longer",
