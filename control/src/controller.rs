@@ -144,15 +144,7 @@ pub async fn start_after(
     let (troubles, troubles_seen) = watch::channel(Vec::new());
     let (fleet, programming) = (Fleet::default(), Programming::default());
     let (status_writer, status_writer_seen) = watch::channel(None);
-    // Only the leader writes Events.
-    let events = match &origin {
-        Origin::Manifests { .. } => None,
-        Origin::Kubernetes(_) => {
-            let earlier = before.and_then(Recorder::events).cloned();
-            Some(earlier.unwrap_or_else(|| Arc::new(EventWriter::new(&kubernetes::instance()))))
-        }
-    };
-    let recorder = Arc::new(Recorder::after(before, events));
+    let recorder = Arc::new(Recorder::after(before, event_writer(&origin, before)));
     let view = View {
         states: states_seen,
         gateways: gateways_seen,
@@ -201,6 +193,17 @@ pub async fn start_after(
     let work = Work { shared, editor, checkpoint_storage, status_writer, gateway_uids, reread: Arc::clone(&reread) };
     begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
     Ok(Running { view, probes, reread, _socket: socket, tasks, shutdown })
+}
+
+/// What writes Events, if there is a cluster. Only the leader writes.
+fn event_writer(origin: &Origin, before: Option<&Recorder>) -> Option<Arc<EventWriter>> {
+    match origin {
+        Origin::Manifests { .. } => None,
+        Origin::Kubernetes(_) => {
+            let earlier = before.and_then(Recorder::events).cloned();
+            Some(earlier.unwrap_or_else(|| Arc::new(EventWriter::new(&kubernetes::instance()))))
+        }
+    }
 }
 
 /// A new key for the gateways. It is only in memory: each process has its own, and gateways keep the last one that they

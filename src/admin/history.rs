@@ -8,9 +8,8 @@ use std::sync::Arc;
 use objects::text::of_time;
 use proto::{ServiceName, v1};
 
-use super::troubles::now_s;
 use crate::agent::backend_health::Subject;
-use crate::agent::backend_history::{BackendHistories, BackendHistory, BackendTurn, LastCheck};
+use crate::agent::backend_history::{BackendHistories, BackendHistory, BackendTurn, LastCheck, now_s};
 
 /// Adds to rows what is known of their backends. If asked for, adds rows of removed backends.
 pub(super) fn add(

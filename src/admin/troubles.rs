@@ -5,7 +5,7 @@
 //! packet. Not here: what a trouble is (`proto::trouble`), and what an embedded controller sees (`control::admin`).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use control::admin::{combine, fleet_row, observed_certificates, trouble_messages};
 use control::gateways::listener::KeyCertificates;
@@ -18,7 +18,7 @@ use tonic::Status;
 use super::api::{ControllerAccess, Sources};
 use super::tables;
 use crate::agent::backend_health::Subject;
-use crate::agent::backend_history::BackendHistories;
+use crate::agent::backend_history::{BackendHistories, now_s};
 use crate::agent::supervisor::Failure;
 
 /// How often the gateway looks. Reading the counters of ports may take a driver a millisecond.
@@ -88,11 +88,6 @@ impl TroubleMonitor {
             troubles.send_replace(memory.settle(find(&observed), now_s));
         }
     }
-}
-
-/// The time in seconds since 1970.
-pub(crate) fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// What the gateway shows now, without what has grown, and its counters.

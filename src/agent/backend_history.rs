@@ -10,7 +10,7 @@ mod keeper;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dataplane::snapshot::{ServiceView, Views};
 
@@ -32,6 +32,12 @@ const DAY_S: u64 = 86_400;
 /// A backend flaps if it has changed this often between healthy and unhealthy within [`FLAPPING_WITHIN_S`].
 const FLAPS_MIN: usize = 6;
 const FLAPPING_WITHIN_S: u64 = 600;
+
+/// The time of day in seconds since 1970, as operators see times.
+#[must_use]
+pub fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
 
 /// How a backend is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use dataplane::{RouteLookup, Tunables};
 use futures::StreamExt as _;
@@ -23,7 +23,7 @@ use super::target::{Changes, TargetTable};
 use super::tracker::HealthTracker;
 use super::{Outcome, Target};
 use crate::agent::backend_health::{Causes, Health};
-use crate::agent::backend_history::{BackendHistories, LastCheck};
+use crate::agent::backend_history::{BackendHistories, LastCheck, now_s};
 use crate::agent::persist::sealed::Moment;
 use crate::agent::watch::send_if_changed;
 
@@ -254,8 +254,7 @@ impl ProbeState {
         };
         self.apply(target, outcome);
         let Some((found, (contrary, needed))) = found.zip(self.tracker.contrary(target)) else { return };
-        let at_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        findings.histories.check(self.tracker.subjects_of(target), &LastCheck { at_s, took, found, contrary, needed });
+        findings.histories.check(self.tracker.subjects_of(target), &LastCheck { at_s: now_s(), took, found, contrary, needed });
     }
 
     fn apply(&mut self, target: &Target, outcome: Outcome) {

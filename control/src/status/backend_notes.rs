@@ -25,7 +25,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 const SERVICES_MAX: usize = 16;
 
 /// The health of Services as gateways reported it, by gateway.
-type Reported = BTreeMap<String, OrdMap<ServiceName, Health>>;
+type HealthByGateway = BTreeMap<String, OrdMap<ServiceName, Health>>;
 
 /// Records notes while it is polled and `gateways` has a sender.
 pub(crate) async fn record(
@@ -33,7 +33,7 @@ pub(crate) async fn record(
     statuses: watch::Receiver<Option<Arc<Statuses>>>,
     recorder: Arc<Recorder>,
 ) {
-    let mut before = Reported::new();
+    let mut before = HealthByGateway::new();
     loop {
         let now = reported(&gateways.borrow_and_update());
         let planned = statuses.borrow().clone();
@@ -53,11 +53,11 @@ pub(crate) async fn record(
 }
 
 /// A gateway that reconnects appears twice; the last connection is in use.
-fn reported(gateways: &Gateways) -> Reported {
+fn reported(gateways: &Gateways) -> HealthByGateway {
     gateways.iter().map(|gateway| (gateway.name.clone(), gateway.health.clone())).collect()
 }
 
-fn notes(before: &Reported, now: &Reported) -> Vec<Note> {
+fn notes(before: &HealthByGateway, now: &HealthByGateway) -> Vec<Note> {
     let of_gateway = |(gateway, now): (&String, &OrdMap<ServiceName, Health>)| {
         let before = before.get(gateway)?;
         let changes = before.diff(now).filter_map(|change| match change {
@@ -100,7 +100,7 @@ fn merged(changes: Vec<(ServiceName, Remark)>, gateway: &str) -> Vec<Note> {
 mod tests {
     use super::*;
 
-    fn reports(services: &[(&str, u32, u32)]) -> Reported {
+    fn reports(services: &[(&str, u32, u32)]) -> HealthByGateway {
         let health = |(name, backends, healthy): &(&str, u32, u32)| {
             (ServiceName::new("shop", name), Health { backends: *backends, healthy: *healthy, refusal: None })
         };
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(texts(&[("web", 3, 1)], &[("web", 3, 3)]), [expected]);
         assert!(texts(&[("web", 3, 3)], &[("web", 5, 5)]).is_empty());
         assert!(texts(&[("web", 3, 3)], &[("web", 3, 3), ("new", 2, 0)]).is_empty());
-        assert!(notes(&Reported::new(), &reports(&[("web", 3, 0)])).is_empty(), "the first report");
+        assert!(notes(&HealthByGateway::new(), &reports(&[("web", 3, 0)])).is_empty(), "the first report");
     }
 
     #[test]

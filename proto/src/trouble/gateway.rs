@@ -1,6 +1,8 @@
 //! Troubles of one gateway: its state, workers, ports, tasks, part in the fleet, configuration and certificates.
 
-use super::{Findings, Kind, ObservedCertificate, ObservedGateway, Recent};
+use super::findings::Findings;
+use super::kind::Kind;
+use super::observed::{ObservedCertificate, ObservedGateway, Recent};
 use crate::v1;
 
 /// A flow table is nearly full beyond this, in percent; as in the alert.

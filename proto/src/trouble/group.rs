@@ -1,6 +1,8 @@
 //! Troubles of a group of gateways, as the leader of its controllers sees them.
 
-use super::{Findings, Kind, ObservedGroup};
+use super::findings::Findings;
+use super::kind::Kind;
+use super::observed::ObservedGroup;
 use crate::v1;
 
 pub(super) fn look(group: &ObservedGroup, found: &mut Findings) {

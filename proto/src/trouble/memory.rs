@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Kind, Trouble};
+use super::findings::Trouble;
+use super::kind::Kind;
 
 /// Since when each trouble has been found without a break. It has as many entries as troubles were found last.
 #[derive(Clone, Debug, Default)]

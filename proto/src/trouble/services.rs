@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Findings, Kind};
+use super::findings::Findings;
+use super::kind::Kind;
 use crate::{LimitKind, Reason, v1};
 
 /// Reasons of Services without backends.

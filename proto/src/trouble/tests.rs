@@ -1,4 +1,9 @@
+//! Tests: each kind of trouble, by what is seen and the line that it gives.
+
+use std::collections::BTreeMap;
+
 use super::*;
+use crate::v1;
 
 const NOW_S: u64 = 1_800_000_000;
 

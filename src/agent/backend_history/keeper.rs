@@ -1,11 +1,11 @@
 //! The task that follows backends and keeps their history on disk.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::{BackendHistories, HistoryFile};
+use super::{BackendHistories, HistoryFile, now_s};
 use crate::agent::backend_health::Causes;
 use crate::agent::served::Served;
 use crate::agent::supervisor::Failure;
@@ -52,8 +52,7 @@ impl HistoryKeeper {
             let causes = causes.borrow_and_update().clone();
             // Before the first complete state all backends would be removed.
             if now.ready {
-                let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-                histories.follow(&now.services, &causes, now_s);
+                histories.follow(&now.services, &causes, now_s());
             }
             sleep(FOLLOWED_EVERY).await;
         }

@@ -1,3 +1,5 @@
+//! Tests: what is noted, kept and forgotten.
+
 use std::fs;
 
 use proto::{Protocol, ServiceName};

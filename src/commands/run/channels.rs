@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::election;
 use super::flow_transfer::FirstState;
 use super::probes::ProbeResults;
-use crate::admin::troubles::now_s;
+use crate::agent::backend_history::now_s;
 use crate::agent::compile_loop::Outputs;
 use crate::fleet::election::{ElectionStatus, VrrpClaims};
 use crate::fleet::replication::ReplicationStatus;
