@@ -72,7 +72,7 @@ fn steering(kind: Kind) -> &'static [&'static str] {
         ],
         Kind::E1000e => &["own hash: net_e1000_em offers no Toeplitz hash over TCP and UDP"],
         Kind::Virtio => &[r#""protocol":"tcp","reason":"the device reports no RSS hash with some packets","state":"refuted"}"#],
-        Kind::Vmxnet3 => &["own hash: net_vmxnet3 does not take a redirection table of 128 entries"],
+        Kind::Vmxnet3 => &["own hash: net_vmxnet3 does not take the RSS key: Operation not supported"],
     }
 }
 

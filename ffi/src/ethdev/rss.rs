@@ -107,8 +107,7 @@ fn refused(driver: String, part: i32, entries: u16, code: i32) -> NoSpread {
     NoSpread::Refused { driver, part, reason }
 }
 
-/// Entries of the smallest redirection table that is set besides those of 128. Still smaller ones belong to virtual cards
-/// (vmxnet3: four a queue).
+/// Entries of the smallest redirection table that is set besides those of 128: no driver is known with a smaller one.
 const ENTRIES_MIN: u16 = 64;
 
 /// Entries of the table to be set on a device that reports `reported` of them (docs/internals/decisions/0158). A larger
