@@ -3,7 +3,7 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 23] = [
+const ROWS: [&str; 26] = [
     "ServiceStatus",
     "FrontendStatus",
     "BackendStatus",
@@ -27,6 +27,9 @@ const ROWS: [&str; 23] = [
     "ExplainedRefusal",
     "TracedPacket",
     "SentPacket",
+    "Trouble",
+    "LastCheck",
+    "BackendChange",
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,10 +43,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             .skip_debug(["sluice.v1.GroupKey"])
             // For people only: DESIGN section 8 fixes the fields of the JSON.
             .field_attribute("sluice.v1.ServiceStatus.message", "#[serde(skip)]")
+            .field_attribute("sluice.v1.ServiceStatus.fails_open", "#[serde(skip)]")
             // Counters that clients compute rates from; the lists do not ask for them.
             .field_attribute("sluice.v1.ServiceStatus.drops", "#[serde(skip)]")
             .field_attribute("sluice.v1.ServiceStatus.traffic", "#[serde(skip)]")
-            .field_attribute("sluice.v1.BackendStatus.traffic", "#[serde(skip)]");
+            .field_attribute("sluice.v1.BackendStatus.traffic", "#[serde(skip)]")
+            // Of `sluicectl history` only.
+            .field_attribute("sluice.v1.BackendStatus.down_today_s", "#[serde(skip_serializing_if = \"Option::is_none\")]")
+            .field_attribute("sluice.v1.BackendStatus.last_check", "#[serde(skip_serializing_if = \"Option::is_none\")]")
+            .field_attribute("sluice.v1.BackendStatus.changes", "#[serde(skip_serializing_if = \"Vec::is_empty\")]");
         for row in ROWS {
             builder = builder.message_attribute(format!("sluice.v1.{row}"), "#[derive(serde::Serialize)]");
         }

@@ -7,8 +7,10 @@ pub mod api;
 mod capture;
 mod explanation;
 mod flows;
+mod history;
 pub mod metrics;
 pub(crate) mod tables;
+pub mod troubles;
 
 pub use api::{ControllerAccess, FleetSources, Sources, StateSources, WorkerSources};
 pub use capture::Captures;

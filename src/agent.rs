@@ -7,6 +7,7 @@
 //! `admin`); it imports none of them. Not here: the composition of the tasks (`commands::run`).
 
 pub mod backend_health;
+pub mod backend_history;
 pub mod compile_loop;
 pub mod persist;
 pub mod served;

@@ -22,7 +22,7 @@ use tokio::sync::{Mutex, Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::View;
+use crate::admin::{View, watch_troubles};
 use crate::config::settings::{Certificates, ControllerSettings, Source};
 use crate::gateways::arbiter::Arbiter;
 use crate::gateways::fleet_queries::Fleet;
@@ -41,6 +41,7 @@ use crate::kubernetes::recorder::Recorder;
 use crate::kubernetes::{self, Cluster, EventWriter, Following, StatusWriter};
 use crate::manifests::{self, StatusFiles};
 use crate::plan::WantedStatuses;
+use crate::status::backend_notes;
 use crate::status::fleet_notes::{self, GatewayUids};
 use crate::status::pools::{self, PoolsReport};
 use crate::status::{StatusSink, edge_gateways, write_statuses};
@@ -140,17 +141,10 @@ pub async fn start_after(
     let (checkpoints, _) = watch::channel(Checkpoint::default());
     let editor = OverrideEditor::new(origin.storage(&settings.group, overrides::FILE));
     let checkpoint_storage = origin.storage(&settings.group, checkpoints::FILE);
+    let (troubles, troubles_seen) = watch::channel(Vec::new());
     let (fleet, programming) = (Fleet::default(), Programming::default());
     let (status_writer, status_writer_seen) = watch::channel(None);
-    // Only the leader writes Events.
-    let events = match &origin {
-        Origin::Manifests { .. } => None,
-        Origin::Kubernetes(_) => {
-            let earlier = before.and_then(Recorder::events).cloned();
-            Some(earlier.unwrap_or_else(|| Arc::new(EventWriter::new(&kubernetes::instance()))))
-        }
-    };
-    let recorder = Arc::new(Recorder::after(before, events));
+    let recorder = Arc::new(Recorder::after(before, event_writer(&origin, before)));
     let view = View {
         states: states_seen,
         gateways: gateways_seen,
@@ -165,6 +159,7 @@ pub async fn start_after(
         programming: programming.clone(),
         activity: origin.activity(),
         status_writer: status_writer_seen,
+        troubles: troubles_seen,
         certificates: listeners.certificates(),
     };
     let probes = Probes {
@@ -189,6 +184,8 @@ pub async fn start_after(
     let mut tasks = Tasks::new();
     tasks.spawn(async move { Ok(server::serve(listeners, service).await?) });
     let heartbeat = probes.planner.clone();
+    let (watching, stop) = (watch_troubles(view.clone(), troubles), shutdown.clone());
+    tasks.spawn(async move { stop.run_until_cancelled(watching).await }.map(|_| Ok(())));
     let shared =
         Shared { settings, states, gateways, nodes, drained_nodes, recorder, pools, checkpoints, heartbeat, programming, wanted };
     let reread = Arc::new(Notify::new());
@@ -196,6 +193,17 @@ pub async fn start_after(
     let work = Work { shared, editor, checkpoint_storage, status_writer, gateway_uids, reread: Arc::clone(&reread) };
     begin(origin, work, secret, (leadership, led), &mut tasks, &shutdown);
     Ok(Running { view, probes, reread, _socket: socket, tasks, shutdown })
+}
+
+/// What writes Events, if there is a cluster. Only the leader writes.
+fn event_writer(origin: &Origin, before: Option<&Recorder>) -> Option<Arc<EventWriter>> {
+    match origin {
+        Origin::Manifests { .. } => None,
+        Origin::Kubernetes(_) => {
+            let earlier = before.and_then(Recorder::events).cloned();
+            Some(earlier.unwrap_or_else(|| Arc::new(EventWriter::new(&kubernetes::instance()))))
+        }
+    }
 }
 
 /// A new key for the gateways. It is only in memory: each process has its own, and gateways keep the last one that they
@@ -330,6 +338,8 @@ impl Work {
         });
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(fleet_notes::record(gateways, statuses_seen.clone(), self.gateway_uids.subscribe(), recorder).map(Ok));
+        let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
+        steps.spawn(backend_notes::record(gateways, statuses_seen.clone(), recorder).map(Ok));
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(write_statuses(statuses_seen, gateways, sink, recorder).map(Ok));
         let world = Arc::clone(world);

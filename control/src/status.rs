@@ -21,6 +21,7 @@ use crate::plan::WantedStatuses;
 use objects::note::Note;
 use objects::status::StatusWrite;
 
+pub(crate) mod backend_notes;
 pub(crate) mod conditions;
 mod dispute;
 pub mod edge_gateways;

@@ -325,6 +325,47 @@ async fn rows_carry_the_names_of_their_gateways_and_silent_gateways_are_named() 
     controller.stop().await;
 }
 
+/// A gateway with a trouble of its own.
+fn without_link(query: Query) -> Option<Reply> {
+    let Query::Troubles(_) = query else { return None };
+    let (kind, object) = ("port-down".to_owned(), "Port uplink".to_owned());
+    let trouble = v1::Trouble { severity: "critical".to_owned(), kind, object, ..v1::Trouble::default() };
+    Some(Reply::Troubles(v1::ListTroublesResponse { troubles: vec![trouble], gateways: Vec::new(), services: 1 }))
+}
+
+#[tokio::test]
+async fn troubles_are_those_of_the_group_and_of_every_gateway_and_a_silent_gateway_is_one() {
+    let dir = ControllerDir::new();
+    let mut controller = dir.start().await;
+    let [_one, two] = [dir.gateway("edge-1").await, dir.gateway("edge-2").await];
+    offer(&dir, "edge-1", without_link).await;
+    let wait = async |controller: &mut Controller, expected: &[&str]| {
+        let mut shown = Vec::new();
+        let same = async {
+            while shown != expected {
+                let answer = controller.admin.list_troubles(v1::ListTroublesRequest {}).await.unwrap().into_inner();
+                assert_eq!((answer.gateways, answer.services), (vec!["edge-1".to_owned()], 1));
+                let text = |trouble: v1::Trouble| format!("{} {} {}", trouble.kind, trouble.object, trouble.gateways.join(","));
+                shown = answer.troubles.into_iter().map(text).collect();
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        };
+        let result = tokio::time::timeout(DEADLINE, same).await;
+        assert!(result.is_ok(), "{shown:?} is never {expected:?}");
+    };
+    // The gateways have no state yet. The first tells that by itself, if it is so.
+    let of_group = ["vip-unowned VIP 192.0.2.100 ", "pool-exhausted AddressPool default "];
+    let silent = ["port-down Port uplink edge-1", "gateway-silent Gateway edge-2 ", "gateway-not-ready Gateway edge-2 "];
+    wait(&mut controller, &[&silent[..], &of_group].concat()).await;
+    drop(two);
+    let away = ["port-down Port uplink edge-1", "gateway-away Gateway edge-2 "];
+    wait(&mut controller, &[&away[..], &of_group].concat()).await;
+    controller.drain("gateway/edge-2").await.unwrap();
+    let drained = [&away[..1], &of_group, &["drained Gateway edge-2 "]].concat();
+    wait(&mut controller, &drained).await;
+    controller.stop().await;
+}
+
 /// All pages of flows: gateway and client of each, and the silent gateways.
 async fn all_flows(controller: &mut Controller, gateway: &str) -> (Vec<String>, Vec<v1::Silent>) {
     let (mut flows, mut silent) = (Vec::new(), Vec::new());

@@ -13,12 +13,13 @@ mod generation;
 pub mod limits;
 mod service;
 mod state;
-mod status_ranges;
 
 #[cfg(feature = "grpc")]
 pub mod convert;
 #[cfg(feature = "grpc")]
 pub mod message_parts;
+#[cfg(feature = "grpc")]
+pub mod trouble;
 #[cfg(feature = "grpc")]
 pub mod v1;
 
@@ -31,7 +32,6 @@ pub use fleet::{
 pub use generation::Generation;
 pub use service::{
     AffinityScope, Backend, BackendState, EarlierBackends, HealthCheck, InitialHealth, MaglevSpec, Mode, NodeBackend, NodeSet,
-    NodeSets, NodesAt, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, Target, ZoneBackends,
+    NodeSets, NodesAt, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, StatusRanges, Target, ZoneBackends,
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};
-pub use status_ranges::StatusRanges;

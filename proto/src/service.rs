@@ -1,5 +1,7 @@
 //! A Kubernetes Service in the form that sluice uses: frontends, policy, backends.
 
+mod status_ranges;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -11,7 +13,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::{Family, Protocol, StatusRanges, limits};
+use crate::{Family, Protocol, limits};
+pub use status_ranges::StatusRanges;
 
 /// Namespace and name of a Service. Written `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -12,6 +12,7 @@ use control::config::settings::AdminListen;
 use control::gateways::listener::ServerTls;
 use dataplane::WorkerCounters;
 use dataplane::snapshot::ServiceView;
+use proto::trouble::Trouble;
 use proto::v1::admin_server::Admin;
 use proto::v1::{answer::Reply, question::Query};
 use proto::{FleetStatus, GatewayState, Generation, Origin, v1};
@@ -22,8 +23,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::capture::{self, Captures};
-use super::{explanation, flows, tables};
+use super::{explanation, flows, history, tables};
 use crate::agent::backend_health::Causes;
+use crate::agent::backend_history::BackendHistories;
 use crate::agent::served::Served;
 use crate::agent::supervisor::{Failure, Tasks};
 use crate::fleet::election::ElectionStatus;
@@ -111,6 +113,10 @@ pub struct Sources {
     pub served: watch::Receiver<Served>,
     /// Why backends are unhealthy.
     pub causes: watch::Receiver<Causes>,
+    /// How backends were.
+    pub histories: BackendHistories,
+    /// The troubles of the gateway, the worst first.
+    pub troubles: watch::Receiver<Vec<Trouble>>,
     /// The part of this gateway in the fleet.
     pub fleet: FleetSources,
     /// The controller.
@@ -179,6 +185,7 @@ impl Sources {
         let mut backends: Vec<_> = services.values().flat_map(|service| rows(service)).collect();
         let removed = tables::removed_backends(&self.gateway, &removed, &services, &self.workers.counters, &query);
         backends.extend(removed);
+        history::add(&self.gateway, &mut backends, &self.histories, request);
         Ok(v1::ListBackendsResponse { backends, silent: Vec::new() })
     }
 
@@ -212,6 +219,7 @@ impl Sources {
             Query::Backends(request) => self.backends(request).map_or_else(failure, Reply::Backends),
             Query::Ports(_) => Reply::Ports(self.ports()),
             Query::Drops(_) => Reply::Drops(self.drops()),
+            Query::Troubles(_) => Reply::Troubles(self.own_troubles()),
             Query::Flows(request) => self.flows(request).map_or_else(failure, Reply::Flows),
             Query::Explain(request) => self.explanation(request).map_or_else(failure, Reply::Explanation),
         }
@@ -297,6 +305,10 @@ impl Admin for Sources {
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
         Ok(Response::new(self.status()))
+    }
+
+    async fn list_troubles(&self, _: Request<v1::ListTroublesRequest>) -> Result<Response<v1::ListTroublesResponse>, Status> {
+        self.all_troubles().await.map(Response::new)
     }
 
     async fn list_gateways(&self, _: Request<v1::ListGatewaysRequest>) -> Result<Response<v1::ListGatewaysResponse>, Status> {
@@ -402,6 +414,8 @@ pub(crate) mod tests {
             })
             .1,
             causes: watch::channel(Causes::new()).1,
+            histories: BackendHistories::default(),
+            troubles: watch::channel(Vec::new()).1,
             fleet: FleetSources {
                 election: watch::channel(ElectionStatus::default()).1,
                 replication: watch::channel(ReplicationStatus::default()).1,

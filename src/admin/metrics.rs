@@ -28,6 +28,7 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use proto::trouble::Severity;
 use proto::v1;
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +41,8 @@ pub use workers::WorkerLoads;
 
 const READY: MetricFamily = MetricFamily::gauge("sluice_ready", "", "1 once every worker forwards by a complete state.");
 const DRAINING: MetricFamily = MetricFamily::gauge("sluice_draining", "", "1 while the gateway is drained or stops.");
+const TROUBLES: MetricFamily =
+    MetricFamily::gauge("sluice_troubles", "", "Troubles that the gateway sees of itself and its Services, by severity.");
 const CONNECTED: MetricFamily = MetricFamily::gauge("sluice_controller_connected", "", "1 while a controller is connected.");
 const STATE_EXPIRED: MetricFamily = MetricFamily::gauge(
     "sluice_state_expired",
@@ -168,6 +171,9 @@ impl Collector for GatewayPages {
         writer.gauge(&CONNECTED, u64::from(*sources.state.connected.borrow()))?;
         writer.gauge(&STATE_EXPIRED, u64::from(sources.status().state_expired))?;
         writer.gauge(&GENERATION, sources.state.applied.borrow().as_ref().map_or(0, |generation| generation.counter))?;
+        let troubles = sources.troubles.borrow().clone();
+        let of = |severity| troubles.iter().filter(|trouble| trouble.kind.facts().severity == severity).count() as u64;
+        writer.gauges(&TROUBLES, Severity::ALL.iter().map(|severity| ([("severity", severity.as_str())], of(*severity))))?;
         election::write(&mut writer, &sources.fleet.election.borrow())?;
         replication::write(&mut writer, &self.exchange)?;
         fleet::write(&mut writer, &sources.fleet.status.borrow().clone(), &sources.fleet.replication.borrow().clone())?;

@@ -126,6 +126,7 @@ pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus
         gateway: gateway.to_owned(),
         drops: BTreeMap::new(),
         traffic: Vec::new(),
+        fails_open: service.ports.iter().flat_map(|port| &port.backends).any(|backend| backend.accepts_new && !backend.healthy),
     }
 }
 
@@ -219,8 +220,26 @@ pub(super) fn backends(
         reason: row.reason(service, address, protocol, causes),
         protocol: protocol.to_string(),
         traffic: query.with_traffic.then(|| row.traffic(workers)),
+        ..v1::BackendStatus::default()
     };
     rows(service).into_iter().filter(|((address, _), _)| query.includes(*address)).map(status).collect()
+}
+
+/// Rows of a service's backends that fail their probes and do not drain, without flows.
+pub(super) fn unhealthy<'a>(
+    gateway: &str,
+    service: &'a ServiceView,
+    causes: &'a Causes,
+) -> impl Iterator<Item = v1::BackendStatus> {
+    let status = |((address, protocol), row): ((SocketAddr, Protocol), BackendRow)| v1::BackendStatus {
+        service: service.name.to_string(),
+        address: address.to_string(),
+        gateway: gateway.to_owned(),
+        reason: row.reason(service, address, protocol, causes),
+        protocol: protocol.to_string(),
+        ..v1::BackendStatus::default()
+    };
+    rows(service).into_iter().filter(|(_, row)| !row.healthy && !row.draining).map(status)
 }
 
 /// The rows of backends that their service no longer lists for a protocol, while they have flows.

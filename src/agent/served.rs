@@ -7,6 +7,7 @@ use std::sync::Arc;
 use dataplane::Snapshot;
 use dataplane::snapshot::{RemovedBackends, ServiceView, TargetUse, Views};
 use ipnet::IpNet;
+use proto::Protocol;
 
 /// The part of a snapshot that operators see.
 #[derive(Clone, Debug, Default)]
@@ -63,16 +64,68 @@ pub struct BackendCounts {
     pub healthy: u32,
 }
 
+/// A backend over all ports of a service and protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendState {
+    /// It drains on all of them.
+    pub draining: bool,
+    /// It is healthy on all of them.
+    pub healthy: bool,
+}
+
+/// The backends of a service by protocol.
+#[must_use]
+pub fn backend_states(service: &ServiceView) -> BTreeMap<(Protocol, SocketAddr), BackendState> {
+    let mut all = BTreeMap::new();
+    let of_ports = service.ports.iter().flat_map(|port| port.backends.iter().map(move |backend| (port.protocol, backend)));
+    for (protocol, backend) in of_ports {
+        let state = all.entry((protocol, backend.address)).or_insert(BackendState { draining: true, healthy: true });
+        state.draining &= backend.draining;
+        state.healthy &= backend.healthy;
+    }
+    all
+}
+
 impl From<&ServiceView> for BackendCounts {
     fn from(service: &ServiceView) -> Self {
-        let mut all = BTreeMap::new();
-        let of_ports = service.ports.iter().flat_map(|port| port.backends.iter().map(move |backend| (port.protocol, backend)));
-        for (protocol, backend) in of_ports {
-            let (draining, healthy) = all.entry((protocol, backend.address)).or_insert((true, true));
-            *draining &= backend.draining;
-            *healthy &= backend.healthy;
+        let all = backend_states(service);
+        let count = |is: fn(&BackendState) -> bool| u32::try_from(all.values().filter(|one| is(one)).count()).unwrap_or(u32::MAX);
+        Self { backends: count(|one| !one.draining), healthy: count(|one| !one.draining && one.healthy) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use dataplane::ServiceNumber;
+    use dataplane::flow::BackendId;
+    use dataplane::snapshot::{BackendView, PortView};
+    use proto::{Family, Mode, Scheduler, ServiceName, Target};
+
+    use super::*;
+
+    /// A Service of namespace `default` with one port, and backends that are healthy and draining.
+    pub(crate) fn view(name: &str, backends: &[(&str, bool, bool)]) -> ServiceView {
+        let backend = |(slot, (address, healthy, draining)): (u32, &(&str, bool, bool))| BackendView {
+            address: address.parse().unwrap(),
+            id: BackendId { slot, generation: 0 },
+            weight: 1,
+            healthy: *healthy,
+            draining: *draining,
+            accepts_new: *healthy && !*draining,
+        };
+        let backends = (0..).zip(backends).map(backend).collect();
+        let port = PortView { protocol: Protocol::Tcp, family: Family::V4, frontends: Vec::new(), backends, app_protocol: None };
+        ServiceView {
+            name: Arc::new(ServiceName::new("default", name)),
+            mode: Mode::Nat,
+            target: Target::Endpoint,
+            scheduler: Scheduler::Maglev,
+            refusal: None,
+            ports: vec![port],
+            not_served: Vec::new(),
+            frontends: Vec::new(),
+            drops: Arc::default(),
+            number: ServiceNumber::default(),
         }
-        let count = |is: fn(&(bool, bool)) -> bool| u32::try_from(all.values().filter(|one| is(one)).count()).unwrap_or(u32::MAX);
-        Self { backends: count(|(draining, _)| !draining), healthy: count(|(draining, healthy)| !draining && *healthy) }
     }
 }

@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::metrics::WorkerLoads;
 use crate::admin::{Captures, ControllerAccess, FleetSources, Sources, StateSources, WorkerSources};
+use crate::agent::backend_history::{HISTORY, HistoryFile};
 use crate::agent::compile_loop::SnapshotPipeline;
 use crate::agent::persist::directories::{StateDirs, create_private};
 use crate::agent::persist::{self, StateFile};
@@ -133,7 +134,7 @@ async fn run_gateway(settings: &Settings, reload: Arc<Reload>) -> Result<(), Run
 
 async fn start_and_serve(settings: &Settings, reload: &Arc<Reload>, stop: &Stop) -> Result<(), RunError> {
     let dirs = StateDirs::new(&settings.state_dir);
-    dirs.remove_temporary(&[persist::STATE, flow_transfer::FLOWS, probes::HEALTH]);
+    dirs.remove_temporary(&[persist::STATE, flow_transfer::FLOWS, probes::HEALTH, HISTORY]);
     let file = FlowFile::new(dirs.clone());
     let flows = file.read();
     // With the same seed, the same workers own the flows.
@@ -258,6 +259,7 @@ impl RunningGateway<'_> {
         self.leave(&sources.workers.counters).await;
         election::resign(&election_shutdown, self.channels.fleet.answers.subscribe()).await;
         self.channels.health.save(self.transfer.dirs()).await;
+        HistoryFile::new(self.transfer.dirs().clone()).save(&self.channels.health.findings.histories);
         drop(watchdog);
         self.transfer.save(workers, *self.channels.is_persisted.borrow());
         restored.iter().for_each(|restored| restored.abort());
@@ -333,6 +335,8 @@ impl RunningGateway<'_> {
             },
             served: snapshots.served.subscribe(),
             causes: health.findings.causes.subscribe(),
+            histories: health.findings.histories.clone(),
+            troubles: self.channels.troubles.subscribe(),
             fleet: FleetSources {
                 election: fleet.election.subscribe(),
                 replication: fleet.replication.subscribe(),

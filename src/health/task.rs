@@ -23,6 +23,7 @@ use super::target::{Changes, TargetTable};
 use super::tracker::HealthTracker;
 use super::{Outcome, Target};
 use crate::agent::backend_health::{Causes, Health};
+use crate::agent::backend_history::{BackendHistories, LastCheck, now_s};
 use crate::agent::persist::sealed::Moment;
 use crate::agent::watch::send_if_changed;
 
@@ -39,6 +40,8 @@ pub struct Findings {
     pub causes: watch::Sender<Causes>,
     /// Backends of probes that are sent to a VIP.
     pub tags: watch::Sender<ProbeTags>,
+    /// Output: the last check of each backend.
+    pub histories: BackendHistories,
     /// The health of all targets in the form in which it is saved, once the gateway ends. Empty if no state has been
     /// followed: then the health that the process before has saved is still that of the next one.
     pub saved: watch::Sender<Option<Arc<[u8]>>>,
@@ -104,7 +107,7 @@ pub async fn run<F: Future<Output = Outcome>>(
                 look_at_routes = Instant::now() + FOLLOWED_EVERY;
             }
             Some((target, started, outcome)) = under_way.next() => {
-                following.take(&target, outcome);
+                following.take(&target, outcome, Instant::now() - started, findings);
                 let next = following.tracker.follows(&target).then(|| started + target.settings.interval);
                 following.schedule.finished(target, next);
                 following.publish(findings);
@@ -205,7 +208,11 @@ impl ProbeState {
             }
         }
         let followed: Vec<_> = changes.iter().filter(|(_, new)| new.is_some()).map(|(target, _)| target.clone()).collect();
+        let has_removed = changes.iter().any(|(_, new)| new.is_none());
         self.tracker.follow(changes, origin);
+        if has_removed {
+            findings.histories.retain_checks(|backend| self.tracker.targets_of(backend).next().is_some());
+        }
         self.look_at_routes(followed);
         self.publish(findings);
     }
@@ -239,7 +246,18 @@ impl ProbeState {
     }
 
     /// Applies `outcome`. A probe that could not be made is logged once for each reason, not at every interval.
-    fn take(&mut self, target: &Target, outcome: Outcome) {
+    fn take(&mut self, target: &Target, outcome: Outcome, took: Duration, findings: &Findings) {
+        let found = match &outcome {
+            Outcome::NotAsked(_) => None,
+            Outcome::Passed => Some(Ok(())),
+            Outcome::Failed(why) => Some(Err(format!("{target} {why}").into())),
+        };
+        self.apply(target, outcome);
+        let Some((found, (contrary, needed))) = found.zip(self.tracker.contrary(target)) else { return };
+        findings.histories.check(self.tracker.subjects_of(target), &LastCheck { at_s: now_s(), took, found, contrary, needed });
+    }
+
+    fn apply(&mut self, target: &Target, outcome: Outcome) {
         match outcome {
             Outcome::NotAsked(why) if self.is_new(target, &why) => {
                 tracing::warn!(%target, why, "could not probe; the target keeps its health");
@@ -453,7 +471,7 @@ mod tests {
         let news = |following: &mut ProbeState, why| following.is_new(&target, why);
         assert_eq!(["a", "a", "b", "b"].map(|why| news(&mut following, why)), [true, false, true, false]);
         for outcome in [Outcome::Passed, Outcome::Failed("late".to_owned())] {
-            following.take(&target, outcome);
+            following.take(&target, outcome, Duration::ZERO, &Findings::default());
             assert_eq!(["b", "b"].map(|why| news(&mut following, why)), [true, false]);
         }
         assert!(!following.is_new(&tcp("10.0.0.2:80"), "a"), "it is not followed");

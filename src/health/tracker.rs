@@ -283,6 +283,19 @@ impl HealthTracker {
         self.targets.contains_key(target)
     }
 
+    /// The backends of a target.
+    pub fn subjects_of(&self, target: &Target) -> impl Iterator<Item = &Subject> {
+        self.targets.get(target).into_iter().flat_map(|followed| &followed.subjects)
+    }
+
+    /// Results of a target in a row that contradict its health, and as many as change it.
+    #[must_use]
+    pub fn contrary(&self, target: &Target) -> Option<(u32, u32)> {
+        let history = &self.targets.get(target)?.history;
+        let needed = if history.failing { history.rise(&target.settings) } else { target.settings.fall };
+        Some((history.contrary, needed))
+    }
+
     /// The targets of a backend.
     pub fn targets_of(&self, subject: &Subject) -> impl Iterator<Item = &Target> {
         self.dependence.get(subject).into_iter().flatten()

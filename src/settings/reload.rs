@@ -15,6 +15,7 @@ use control::config::Invalid;
 use control::config::settings::ControllerSettings;
 use control::healthz::systemd::Reloading;
 use dataplane::Tunables;
+use proto::trouble::ReloadOutcome;
 use proto::{GatewayProfile, GroupKey};
 use tokio::sync::watch;
 
@@ -32,6 +33,7 @@ pub struct Reload {
     profile: watch::Sender<GatewayProfile>,
     fleet_keys: watch::Sender<Vec<GroupKey>>,
     reloads: watch::Sender<u64>,
+    outcome: Mutex<ReloadOutcome>,
 }
 
 /// The result of a reload: top-level keys, in the order in which `sluiced check` prints them.
@@ -118,7 +120,8 @@ impl Reload {
         let tunables = watch::Sender::new(settings.tunables());
         let profile = watch::Sender::new(settings.profile.clone());
         let (fleet_keys, reloads) = (watch::Sender::new(settings.fleet_keys()), watch::Sender::new(0));
-        Self { file, choice, running: Mutex::new(settings), controller, tunables, profile, fleet_keys, reloads }
+        let (running, outcome) = (Mutex::new(settings), Mutex::default());
+        Self { file, choice, running, controller, tunables, profile, fleet_keys, reloads, outcome }
     }
 
     /// The engine's part of the settings as it changes.
@@ -157,6 +160,12 @@ impl Reload {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).effective()
     }
 
+    /// What the last reload has left to do.
+    #[must_use]
+    pub fn outcome(&self) -> ReloadOutcome {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Reads the file as the next start will, and changes nothing.
     ///
     /// # Errors
@@ -173,6 +182,19 @@ impl Reload {
     /// All problems of the file; nothing has changed then.
     pub fn reload(&self) -> Result<Reloaded, Invalid> {
         let _reloading = Reloading::begin();
+        let result = self.take_over();
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        match &result {
+            Ok(reloaded) => {
+                *outcome = ReloadOutcome { failure: String::new(), at_next_start: reloaded.at_next_start.clone() };
+            }
+            Err(errors) => outcome.failure = first_line(&errors.to_string()),
+        }
+        drop(outcome);
+        result
+    }
+
+    fn take_over(&self) -> Result<Reloaded, Invalid> {
         let new = Settings::read(&self.file, &self.choice)?;
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let next = running.reloaded(&new);
@@ -196,6 +218,16 @@ impl Reload {
         self.reloads.send_modify(|reloads| *reloads += 1);
         *running = next;
         Ok(Reloaded { applied, at_next_start, snat })
+    }
+}
+
+/// The first line of a text, and how many follow.
+fn first_line(text: &str) -> String {
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or_default();
+    match lines.count() {
+        0 => first.to_owned(),
+        more => format!("{first} (+{more} more)"),
     }
 }
 
@@ -262,6 +294,19 @@ pub(crate) mod tests {
         let result = reload.reload();
         fs::remove_dir_all(dir).unwrap();
         result.unwrap()
+    }
+
+    #[test]
+    fn what_a_reload_has_not_taken_over_is_known_until_the_next_one() {
+        let (reload, result) = reloaded(&BASE.replace("192.0.2.2/24", "192.0.2.9/24"));
+        result.unwrap();
+        assert_eq!(reload.outcome().at_next_start, ["ports"]);
+        let (reload, result) = reloaded(&BASE.replace("name: edge", "nam: edge"));
+        let errors = result.unwrap_err().to_string();
+        assert!(errors.starts_with(reload.outcome().failure.split(" (+").next().unwrap()), "{errors}");
+        assert!(!reload.outcome().failure.is_empty());
+        reloaded_again(&reload, BASE);
+        assert_eq!(reload.outcome(), ReloadOutcome::default());
     }
 
     fn keys(keys: &[&str]) -> Vec<String> {

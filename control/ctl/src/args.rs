@@ -44,6 +44,10 @@ pub struct Arguments {
 /// The subcommands.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
+    /// Whether all is well, and what is not: object, cause, since when, what to do; the worst first. Exit code 1 if not.
+    Status(StatusArguments),
+    /// History of backends: since when each is as it is, its last changes with their causes, its last check.
+    History(HistoryArguments),
     /// Services: frontends, backends, and why one is not served.
     Services(ListArguments),
     /// Frontends: flows, packets, bytes and connections of each VIP and port, and of each node port.
@@ -86,6 +90,12 @@ pub enum Command {
         /// A backend, or the name of a node or gateway; node/NAME or gateway/NAME if both have it.
         #[arg(value_name = "BACKEND|NODE|GATEWAY")]
         target: String,
+        /// Wait until no flow is left there.
+        #[arg(long)]
+        wait: bool,
+        /// How long --wait waits at most, for example 10m; then the exit code is 1. Default: without end.
+        #[arg(long, value_name = "TIME", requires = "wait")]
+        timeout: Option<WaitTime>,
     },
     /// Allow new flows again.
     Undrain {
@@ -125,6 +135,55 @@ pub enum Command {
     },
     /// Print the version of this program.
     Version,
+}
+
+/// Options of `status`.
+#[derive(Clone, Debug, Args)]
+pub struct StatusArguments {
+    /// Output format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub output: StatusOutput,
+    /// Wait until all is well; a server that does not answer yet is not.
+    #[arg(long)]
+    pub wait: bool,
+    /// How long --wait waits at most, for example 5m; then the exit code is 1. Default: without end.
+    #[arg(long, value_name = "TIME", requires = "wait")]
+    pub timeout: Option<WaitTime>,
+}
+
+/// Options of `history`.
+#[derive(Clone, Debug, Args)]
+pub struct HistoryArguments {
+    /// The backends of a Service (NAMESPACE/NAME or NAME), or a backend (ADDRESS or ADDRESS:PORT).
+    #[arg(value_name = "SERVICE|BACKEND")]
+    pub object: String,
+    /// Output format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub output: StatusOutput,
+}
+
+/// Output formats of `status` and `history`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StatusOutput {
+    /// A screen for people.
+    Text,
+    /// One object.
+    Json,
+    /// One document.
+    Yaml,
+}
+
+/// How long a condition is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitTime(pub Duration);
+
+impl FromStr for WaitTime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let time = objects::scalar::duration(text);
+        time.map(Self).ok_or_else(|| "expected a number and a unit, such as 30s, 5m or 1h".to_owned())
+    }
 }
 
 /// Input of `convert`.

@@ -50,6 +50,28 @@ pub enum CtlError {
     /// Some gateways did not answer; the answers of the others were printed.
     #[error("{0}")]
     Silent(String),
+    /// Nothing is known of an object.
+    #[error("no Service and no backend {object:?}{known}; `sluicectl backends` lists them")]
+    NoHistory {
+        /// The object.
+        object: String,
+        /// The names that there are, or nothing.
+        known: String,
+    },
+    /// Not all is well; the screen says what.
+    #[error("not well: {0}")]
+    Unwell(String),
+    /// A drain is not complete.
+    #[error("time is over: {what} at {target}; `sluicectl overrides` shows how many")]
+    FlowsLeft {
+        /// What is drained.
+        target: String,
+        /// What is left.
+        what: String,
+    },
+    /// Someone has removed a drain that is waited for.
+    #[error("{0} is no longer drained: someone has removed the drain")]
+    Undrained(String),
     /// `top` cannot draw there.
     #[error(
         "top needs a terminal as its output, and TERM with its kind; for a file or a program: sluicectl services --watch -o json"

@@ -12,7 +12,7 @@ mod filter;
 mod flows;
 mod list;
 mod routing;
-mod rows;
+mod status;
 mod top;
 
 use std::io::{self, Read, Write};
@@ -51,6 +51,8 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
     let Arguments { server, ca, cert, key, command } = arguments;
     let server = &Server::new(server, ca.as_ref(), cert.as_ref(), key.as_ref());
     match command {
+        Command::Status(arguments) => status::status(server, arguments, out, notes, screen).await,
+        Command::History(arguments) => list::history::print(server, arguments, out).await,
         Command::Services(list) => follow::<v1::ServiceStatus>(server, list, out, notes, screen).await,
         Command::Frontends(list) => follow::<v1::FrontendStatus>(server, list, out, notes, screen).await,
         Command::Backends(list) => follow::<v1::BackendStatus>(server, list, out, notes, screen).await,
@@ -65,9 +67,10 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Pools(list) => follow::<v1::PoolStatus>(server, list, out, notes, screen).await,
         Command::Events(list) => follow::<v1::EventStatus>(server, list, out, notes, screen).await,
         Command::Overrides(list) => follow::<v1::Override>(server, list, out, notes, screen).await,
-        Command::Drain { target } => {
+        Command::Drain { target, wait, timeout } => {
             let request = v1::DrainRequest { target: target.clone(), by: user() };
-            print(ask(server, async |mut admin| admin.drain(request).await).await?, out, notes)
+            print(ask(server, async |mut admin| admin.drain(request).await).await?, out, notes)?;
+            if *wait { status::drained(server, target, timeout.as_ref(), out, notes, screen).await } else { Ok(()) }
         }
         Command::Undrain { target } => {
             let request = v1::UndrainRequest { target: target.clone() };

@@ -1,5 +1,8 @@
 //! A list, printed once or repeatedly: as a table, as JSON, as YAML.
 
+pub(super) mod history;
+pub(super) mod rows;
+
 use std::io::Write;
 use std::time::Duration;
 
@@ -12,7 +15,7 @@ use tonic::transport::Channel;
 use crate::args::{ListArguments, Output};
 use crate::client::{self, ClientError, Server};
 use crate::error::CtlError;
-use crate::rows::{Listed, Row, field_of};
+use rows::{Listed, Row, field_of};
 
 /// Moves the cursor of a terminal to its first line, and clears it.
 const CLEAR: &[u8] = b"\x1b[H\x1b[2J";

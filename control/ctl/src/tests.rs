@@ -62,6 +62,50 @@ async fn a_table_of_drops_has_those_that_occurred() {
 }
 
 #[tokio::test]
+async fn the_exit_code_of_status_says_whether_all_is_well_and_wait_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = |name: &str, canned| {
+        let socket = dir.path().join(name);
+        serve(&socket, canned);
+        socket
+    };
+    let heals = socket("heals.sock", Canned::default());
+    let (out, notes, result) = ctl(&heals, "status").await;
+    assert!(out.contains("critical  Port uplink (port-down), since 2026-01-31T12:00:00Z\n"), "{out}");
+    assert!(out.contains("-> cable") && notes.is_empty(), "{out}");
+    assert_eq!(result.unwrap_err().exit_code(), 1);
+    let (out, _, result) = ctl(&heals, "status").await;
+    assert!(result.is_ok() && out == "All is well. 1 gateway (edge-1), 3 Services.\n", "{out}");
+    let (out, notes, result) = ctl(&socket("later.sock", Canned::default()), "status --wait --timeout 5m -o json").await;
+    assert!(result.is_ok() && notes == "waiting: Port uplink: it has no link\n", "{notes}");
+    let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&parsed["well"], &parsed["critical"], &parsed["services"]), (&true.into(), &0.into(), &3.into()));
+    let sick = socket("sick.sock", Canned { empty: true, ..Canned::default() });
+    let (out, _, result) = ctl(&sick, "status --wait --timeout 20ms -o json").await;
+    let parsed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&parsed["troubles"][0]["kind"], result.unwrap_err().exit_code()), (&"port-down".into(), 1));
+    let (out, _, result) = ctl(&dir.path().join("none.sock"), "status --wait --timeout 20ms").await;
+    assert!(out.is_empty() && result.unwrap_err().to_string().contains("found no socket"));
+}
+
+#[tokio::test]
+async fn a_drain_waits_until_no_flow_is_left_or_time_is_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("admin.sock");
+    serve(&socket, Canned::default());
+    let (out, notes, result) = ctl(&socket, "drain edge-1 --wait").await;
+    assert!(out.contains("no flow is left at edge-1") && notes.contains("waiting: 1 flow is left"), "{out}{notes}");
+    result.unwrap();
+    let mut notes = Vec::new();
+    let server = Server::Unix(socket);
+    let timeout = "20ms".parse().ok();
+    let result = status::drained(&server, "worker-1", timeout.as_ref(), &mut Vec::new(), &mut notes, SCREEN).await;
+    assert!(result.unwrap_err().to_string().starts_with("time is over: 12 flows are left at worker-1"));
+    let result = status::drained(&server, "worker-9", None, &mut Vec::new(), &mut notes, SCREEN).await;
+    assert!(result.unwrap_err().to_string().contains("no longer drained"));
+}
+
+#[tokio::test]
 async fn flows_of_a_service_that_there_is_not_are_an_error_that_names_those_there_are() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("admin.sock");
@@ -96,7 +140,10 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     );
     assert_eq!(parsed[0]["app_protocols"], serde_json::json!({"tcp 192.0.2.100:80": "kubernetes.io/h2c"}));
     let (backends, _) = printed(Canned::default(), "backends -o json").await;
-    assert_eq!(fields(&backends), "service address state healthy weight flows gateway reason protocol");
+    assert_eq!(
+        fields(&backends),
+        "service address state healthy weight flows gateway reason protocol since down_today_s last_check changes"
+    );
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),

@@ -63,6 +63,10 @@ pub enum Cause {
     Undecodable,
     /// No gateway has a healthy backend.
     NoHealthyBackend,
+    /// More backends of the Service fail their probes on a gateway.
+    BackendsUnhealthy,
+    /// Fewer do.
+    BackendsReturned,
     /// No endpoint accepts new connections.
     NoEndpoints,
     /// No EndpointSlice has a port with the name and protocol of the Service.
@@ -117,6 +121,8 @@ impl Cause {
             Self::AddressLost => "AddressLost",
             Self::Undecodable => "Undecodable",
             Self::NoHealthyBackend => "NoHealthyBackend",
+            Self::BackendsUnhealthy => "BackendsUnhealthy",
+            Self::BackendsReturned => "BackendsReturned",
             Self::NoEndpoints => "NoEndpoints",
             Self::NoMatchingPort => "NoMatchingPort",
             Self::AddressAssigned => "AddressAssigned",
@@ -137,7 +143,8 @@ impl Cause {
     }
 
     /// Causes of normal notes.
-    pub const ORDINARY: [Self; 8] = [
+    pub const ORDINARY: [Self; 9] = [
+        Self::BackendsReturned,
         Self::PoolOfDefaultClass,
         Self::AddressAssigned,
         Self::Programmed,
@@ -163,7 +170,7 @@ impl Cause {
                 "SelectBackends"
             }
             Self::AddressKept | Self::AddressAssigned => "AssignAddress",
-            Self::NoHealthyBackend => "ProbeBackends",
+            Self::NoHealthyBackend | Self::BackendsUnhealthy | Self::BackendsReturned => "ProbeBackends",
             Self::Programmed | Self::ClientAddressLost => "Program",
             Self::StatusRefused => "WriteStatus",
             Self::Released => "Release",

@@ -42,7 +42,7 @@ impl FlowsLeft {
         }
         left.silent.extend(gateways.disconnected().iter().filter_map(|(name, seen)| disconnected(name, *seen)));
         let addresses = addresses.iter().map(ToString::to_string).collect();
-        let query = Query::Backends(v1::ListBackendsRequest { counters: false, addresses });
+        let query = Query::Backends(v1::ListBackendsRequest { counters: false, addresses, history: false });
         for (gateway, answer) in fleet.ask(left.at_gateways.keys().cloned().collect(), &query).await {
             match answer {
                 Ok(Reply::Backends(answer)) => answer.backends.iter().for_each(|backend| left.add(backend)),

@@ -38,7 +38,7 @@ fn newest(gateways: &Gateways) -> BTreeMap<&str, &Gateway> {
 }
 
 fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::GatewayStatus {
-    let fleet = gateway.fleet.as_deref().map(in_fleet).unwrap_or_default();
+    let fleet = gateway.fleet.as_deref().map(fleet_row).unwrap_or_default();
     let generation = gateway.acknowledged.zip(epoch).map(|(counter, epoch)| Generation { epoch: epoch.to_owned(), counter });
     v1::GatewayStatus {
         name: gateway.name.clone(),
@@ -55,7 +55,8 @@ fn connected(gateway: &Gateway, all: &Gateways, epoch: Option<&str>) -> v1::Gate
 }
 
 /// The fields about the part in the fleet.
-fn in_fleet(fleet: &FleetStatus) -> v1::GatewayStatus {
+#[must_use]
+pub fn fleet_row(fleet: &FleetStatus) -> v1::GatewayStatus {
     let duplicate = |(vip, station): (&IpAddr, &String)| v1::DuplicateStatus { vip: vip.to_string(), station: station.clone() };
     let partner = |partner: &proto::FleetPartner| v1::PartnerStatus {
         name: partner.name.clone(),

@@ -201,6 +201,10 @@ impl Admin for ControllerAdmin {
         }))
     }
 
+    async fn list_troubles(&self, _: Request<v1::ListTroublesRequest>) -> Result<Response<v1::ListTroublesResponse>, Status> {
+        self.view.list_troubles(None).await.map(Response::new)
+    }
+
     async fn reload(&self, request: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
         Caller::changing(&request)?;
         Err(Status::failed_precondition(

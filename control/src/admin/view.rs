@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
+use proto::trouble::Trouble;
 use proto::{Announce, ServiceName, State, v1};
 use tokio::sync::watch;
 use tonic::{Code, Status};
@@ -70,6 +71,8 @@ pub struct View {
     pub activity: Arc<ApiActivity>,
     /// The queue of status writes; `None` while this controller does not lead, and without an API server.
     pub status_writer: watch::Receiver<Option<Arc<StatusWriter>>>,
+    /// Troubles of the group.
+    pub troubles: watch::Receiver<Vec<Trouble>>,
     /// The certificates that this controller shows.
     pub certificates: Vec<KeyCertificates>,
 }

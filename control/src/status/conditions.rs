@@ -116,7 +116,7 @@ pub(super) fn released() -> Remark {
 }
 
 /// A condition that does not hold for this reason.
-pub(super) const fn not_served(reason: Reason) -> Condition {
+pub(crate) const fn not_served(reason: Reason) -> Condition {
     Condition::new(false, reason.as_str(), sentence(reason))
 }
 

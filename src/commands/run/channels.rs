@@ -9,6 +9,7 @@ use std::sync::Arc;
 use control::admin::View;
 use crossbeam_queue::ArrayQueue;
 use dataplane::{Link, Network, VipAnswers, VipOwnership};
+use proto::trouble::Trouble;
 use proto::{Arbitration, FleetStatus, GatewayState, Membership, RoutingSession, ServiceLimit};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::election;
 use super::flow_transfer::FirstState;
 use super::probes::ProbeResults;
+use crate::agent::backend_history::now_s;
 use crate::agent::compile_loop::Outputs;
 use crate::fleet::election::{ElectionStatus, VrrpClaims};
 use crate::fleet::replication::ReplicationStatus;
@@ -39,6 +41,8 @@ pub(super) struct Channels {
     pub(super) snapshots: Outputs,
     /// Of the tasks that deal with other gateways.
     pub(super) fleet: FleetChannels,
+    /// What is not as it should be.
+    pub(super) troubles: watch::Sender<Vec<Trouble>>,
     /// What routers are to learn.
     pub(super) announced: watch::Sender<Announcement>,
     /// Cancelled when the gateway is about to end: it gives its VIPs away and withdraws its routes.
@@ -126,6 +130,7 @@ impl Channels {
                 limits: watch::Sender::default(),
                 status: watch::Sender::default(),
             },
+            troubles: watch::Sender::new(vec![Trouble::starting(&settings.name, now_s())]),
             announced: watch::Sender::default(),
             terminating: CancellationToken::new(),
         }

@@ -23,6 +23,8 @@ use super::workers::FlowOutlets;
 use crate::admin::Sources;
 use crate::admin::api::AdminServer;
 use crate::admin::metrics::{GatewayPages, PagesServer, StatusPage, WorkerLoads};
+use crate::admin::troubles::TroubleMonitor;
+use crate::agent::backend_history::{HistoryFile, HistoryKeeper};
 use crate::agent::compile_loop::{CompileLoop, Inputs, SnapshotPipeline};
 use crate::agent::persist::directories::StateDirs;
 use crate::agent::persist::{StateFile, StateWriter};
@@ -75,6 +77,7 @@ impl Wiring<'_> {
             supervisor.run("zone", self.zone_filter(zone), ZoneFilter::run);
         }
         supervisor.run("probe", self.probes(), ProbeTask::run);
+        supervisor.run("history", self.history_keeper(), HistoryKeeper::run);
         supervisor.run("compile", self.compile_loop(pipeline), CompileLoop::run);
         // Flows of other gateways.
         if let Some(replication) = self.settings.replication.clone() {
@@ -108,6 +111,7 @@ impl Wiring<'_> {
             supervisor.run_to_its_end("flow-records", exporter, FlowExporter::run);
         }
         let admin_tls = ServerTls::of_admin(&self.settings.admin_listen);
+        supervisor.run("troubles", self.trouble_monitor(admin_tls.clone()), TroubleMonitor::run);
         if let Some(server) = self.pages_server(admin_tls.clone()) {
             supervisor.run("metrics", server, PagesServer::run);
         }
@@ -197,6 +201,17 @@ impl Wiring<'_> {
             workers: self.sources.workers.counters.clone(),
             saved: self.channels.health.read_saved(self.dirs),
             results: self.channels.health.clone(),
+        }
+    }
+
+    fn history_keeper(&self) -> HistoryKeeper {
+        let (histories, file) = (self.channels.health.findings.histories.clone(), HistoryFile::new(self.dirs.clone()));
+        file.restore(&histories);
+        HistoryKeeper {
+            served: self.channels.snapshots.served.subscribe(),
+            causes: self.channels.health.findings.causes.subscribe(),
+            histories,
+            file,
         }
     }
 
@@ -313,6 +328,14 @@ impl Wiring<'_> {
         }
     }
 
+    fn trouble_monitor(&self, admin_tls: Option<Arc<ServerTls>>) -> TroubleMonitor {
+        TroubleMonitor {
+            sources: self.sources.clone(),
+            certificates: self.shown_certificates(admin_tls),
+            troubles: self.channels.troubles.clone(),
+        }
+    }
+
     fn session_monitor(&self) -> SessionMonitor {
         SessionMonitor {
             sockets: self.settings.daemon_sockets.clone(),
@@ -359,10 +382,15 @@ impl Wiring<'_> {
             export: Arc::clone(&self.outlets.export),
             exchange: Arc::clone(&self.outlets.exchange),
             status_page: Arc::new(StatusPage::new(vec![self.settings.name.clone(), host])),
-            certificates: self.settings.certificates().into_iter().chain(admin_tls.map(KeyCertificates::of_admin)).collect(),
+            certificates: self.shown_certificates(admin_tls),
             terminating: self.channels.terminating.clone(),
         };
         Some(PagesServer { address, pages, shutdown: self.shutdown.clone() })
+    }
+
+    /// Those of this gateway, without those of an embedded controller.
+    fn shown_certificates(&self, admin_tls: Option<Arc<ServerTls>>) -> Vec<KeyCertificates> {
+        self.settings.certificates().into_iter().chain(admin_tls.map(KeyCertificates::of_admin)).collect()
     }
 
     fn admin_server(&self, tls: Option<Arc<ServerTls>>) -> AdminServer {

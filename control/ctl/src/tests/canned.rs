@@ -1,7 +1,7 @@
 //! A server with fixed answers.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proto::v1;
 use proto::v1::admin_server::{Admin, AdminServer};
@@ -22,6 +22,8 @@ pub(super) struct Canned {
     pub(super) of_several: bool,
     /// Requests whose answers differ from one to the next.
     pub(super) asked: AtomicU64,
+    /// Whether gateway edge-1 is drained.
+    pub(super) drained: AtomicBool,
 }
 
 #[tonic::async_trait]
@@ -221,6 +223,22 @@ impl Admin for Canned {
         Ok(Response::new(v1::GetStatusResponse::default()))
     }
 
+    /// The first answer is that of a gateway with a trouble, which is gone later unless `empty` is set.
+    async fn list_troubles(&self, _: Request<v1::ListTroublesRequest>) -> Result<Response<v1::ListTroublesResponse>, Status> {
+        let has_trouble = self.asked.fetch_add(1, Ordering::Relaxed) == 0 || self.empty;
+        let trouble = v1::Trouble {
+            severity: "critical".into(),
+            kind: "port-down".into(),
+            object: "Port uplink".into(),
+            cause: "it has no link".into(),
+            since: "2026-01-31T12:00:00Z".into(),
+            remedy: "cable".into(),
+            gateways: vec!["edge-1".into()],
+        };
+        let troubles = if has_trouble { vec![trouble] } else { Vec::new() };
+        Ok(Response::new(v1::ListTroublesResponse { troubles, gateways: vec!["edge-1".into()], services: 3 }))
+    }
+
     async fn reload(&self, _: Request<v1::ReloadRequest>) -> Result<Response<v1::ReloadResponse>, Status> {
         if self.empty {
             return Err(Status::invalid_argument("/etc/f.yaml:3: unknown key `snatt`, did you mean `snat`?"));
@@ -304,14 +322,22 @@ impl Admin for Canned {
         };
         let drain_of = drain("10.0.0.11:8080", None);
         let of_weight = v1::Override { kind: "weight".into(), service: "default/web".into(), weight: Some(0), ..drain_of };
-        let overrides = vec![drain("worker-1", Some(12)), drain("worker-2", None), of_weight];
+        let mut overrides = vec![drain("worker-1", Some(12)), drain("worker-2", None), of_weight];
+        // Its only flow ends after the first answer since it is drained.
+        if self.drained.load(Ordering::Relaxed) {
+            let left = 1 - self.asked.fetch_add(1, Ordering::Relaxed).min(1);
+            overrides.push(v1::Override { kind: "gateway".into(), ..drain("edge-1", Some(left)) });
+        }
         Ok(Response::new(v1::ListOverridesResponse { overrides, silent: Vec::new() }))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
         let v1::DrainRequest { target, by } = request.into_inner();
         match target.as_str() {
-            "edge-1" => Ok(Response::new(v1::ChangeResponse { summary: format!("drained by {by}"), notes: vec!["l2".into()] })),
+            "edge-1" => {
+                self.drained.store(true, Ordering::Relaxed);
+                Ok(Response::new(v1::ChangeResponse { summary: format!("drained by {by}"), notes: vec!["l2".into()] }))
+            }
             other => Err(Status::not_found(format!("{other} is neither a gateway (edge-1) nor a node (none)"))),
         }
     }

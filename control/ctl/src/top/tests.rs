@@ -39,6 +39,7 @@ fn backend(service: &str, address: &str, n: u64, round: u64) -> v1::BackendStatu
         reason: String::new(),
         traffic: Some(traffic),
         protocol: "tcp".into(),
+        ..Default::default()
     }
 }
 

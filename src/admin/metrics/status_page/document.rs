@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::snapshot::{ServiceView, Views};
+use objects::text::of_time;
+use proto::trouble::Trouble;
 use proto::{FleetStatus, Protocol, v1};
 use serde::Serialize;
 
@@ -18,6 +20,7 @@ use super::query::{ServiceOrder, StatusQuery};
 use super::reading::{Rank, Reading, Totals, TrafficCounts, milliseconds};
 use super::{Sources, WorkerLoads};
 use crate::admin::tables::{BackendRow, reason, rows, service};
+use crate::agent::backend_health::Subject;
 
 /// Backends of a Service in the list.
 const MEMBERS_MAX: usize = 4;
@@ -40,6 +43,8 @@ pub(super) struct StatusDocument {
     state_expired: bool,
     /// Counter of the state by which every worker forwards; 0 before the first.
     generation: u64,
+    /// The worst first.
+    troubles: Vec<TroubleRow>,
     fleet: FleetRow,
     totals: Totals,
     workers: Vec<WorkerRow>,
@@ -55,6 +60,17 @@ pub(super) struct StatusDocument {
     events: Vec<EventRow>,
     /// Why there are no events.
     events_missing: Option<String>,
+}
+
+/// As `sluicectl status` lists it.
+#[derive(Debug, Serialize)]
+struct TroubleRow {
+    severity: &'static str,
+    kind: &'static str,
+    object: String,
+    cause: String,
+    since: String,
+    remedy: &'static str,
 }
 
 /// The part of the gateway in the fleet.
@@ -138,6 +154,8 @@ struct MemberRow {
     weight: u16,
     /// Which probe fails and what it found; empty for a healthy backend.
     reason: String,
+    /// Since when it is as it is; empty: not known.
+    since: String,
     #[serde(flatten)]
     traffic: TrafficCounts,
 }
@@ -178,6 +196,7 @@ pub(super) fn make(
         controller_connected: status.controller_connected,
         state_expired: status.state_expired,
         generation: status.generation.map_or(0, |generation| generation.counter),
+        troubles: sources.troubles.borrow().iter().map(TroubleRow::from).collect(),
         fleet: FleetRow::from(&*sources.fleet.status.borrow()),
         totals: reading.totals,
         workers: worker_rows(&status.accounts, workers),
@@ -227,15 +246,25 @@ fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> Ser
     all.truncate(members_max);
     all.sort_by_key(|(at, row, _)| (row.healthy && !row.draining, **at));
     let causes = sources.causes.borrow();
-    let member = |((address, protocol), row, traffic): (&(SocketAddr, Protocol), &BackendRow, TrafficCounts)| MemberRow {
-        address: address.to_string(),
-        protocol: protocol.to_string(),
-        healthy: row.healthy,
-        draining: row.draining,
-        weight: row.weight,
-        reason: row.reason(view, *address, *protocol, &causes),
-        traffic,
-    };
+    let subject =
+        |(at, protocol): &(SocketAddr, Protocol)| Subject { service: Arc::clone(&view.name), protocol: *protocol, address: *at };
+    let subjects: Vec<_> = all.iter().map(|(at, ..)| subject(at)).collect();
+    let since = sources.histories.of(&subjects).into_iter().map(|(history, _)| {
+        history.and_then(|history| history.changes.back().map(|last| of_time(last.at_s))).unwrap_or_default()
+    });
+    let member =
+        |(((address, protocol), row, traffic), since): ((&(SocketAddr, Protocol), &BackendRow, TrafficCounts), String)| {
+            MemberRow {
+                address: address.to_string(),
+                protocol: protocol.to_string(),
+                healthy: row.healthy,
+                draining: row.draining,
+                weight: row.weight,
+                reason: row.reason(view, *address, *protocol, &causes),
+                since,
+                traffic,
+            }
+        };
     let frontends_total = status.frontends.len();
     ServiceRow {
         name: view.name.to_string(),
@@ -250,7 +279,7 @@ fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> Ser
         reason: status.reason,
         message: status.message,
         traffic,
-        members: all.into_iter().map(member).collect(),
+        members: all.into_iter().zip(since).map(member).collect(),
         members_total: rows.len(),
     }
 }
@@ -293,6 +322,20 @@ fn event_rows(events: Vec<v1::EventStatus>, search: &str) -> Vec<EventRow> {
         message: event.message,
     };
     events.into_iter().rev().filter(matches).take(EVENTS_MAX).map(row).collect()
+}
+
+impl From<&Trouble> for TroubleRow {
+    fn from(trouble: &Trouble) -> Self {
+        let facts = trouble.kind.facts();
+        Self {
+            severity: facts.severity.as_str(),
+            kind: facts.word,
+            object: trouble.object.clone(),
+            cause: trouble.cause.clone(),
+            since: of_time(trouble.since_s),
+            remedy: facts.remedy,
+        }
+    }
 }
 
 impl From<&FleetStatus> for FleetRow {

@@ -89,6 +89,8 @@ function show() {
   fillTable(byId("drops"), columns.drops, drops, (drop) => drop.reason);
   set(byId("drops-note"), { text: drops.length ? "" : "Nothing was dropped." });
   fillTable(byId("ports"), columns.ports, document_.ports, (port) => port.name);
+  byId("troubles-box").hidden = document_.troubles.length === 0;
+  fillTable(byId("troubles"), troubleColumns, document_.troubles, (trouble) => `${trouble.kind} ${trouble.object}`);
   const failed = document_.tasks.filter((task) => task.restarts > 0);
   byId("tasks-box").hidden = failed.length === 0;
   fillTable(byId("tasks"), taskColumns, failed, (task) => task.name);

@@ -75,6 +75,7 @@ function memberColumns(rates, at, name) {
     { title: "Backend", class: "mono", text: (member) => member.address },
     { title: "Protocol", text: (member) => member.protocol },
     { title: "State", text: word, bad: (member) => !member.healthy && !member.draining },
+    { title: "Since", class: "num wide", text: (member) => member.since ? ago(member.since) : "" },
     { title: "To backend", class: "num", text: (member) => packets(rate(member, "packets_to_backends")) },
     { title: "To clients", class: "num wide", text: (member) => packets(rate(member, "packets_to_clients")) },
     { title: "Throughput", class: "num wide", text: (member) => bits(sum(rate(member, "bytes_to_backends"), rate(member, "bytes_to_clients"))) },
@@ -133,6 +134,12 @@ function portColumns(rates, at) {
     { title: "Missed", class: "num", text: (port) => whole(port.missed_packets) },
   ];
 }
+
+const troubleColumns = [
+  { title: "Object", text: (trouble) => trouble.object, bad: (trouble) => trouble.severity !== "notice" },
+  { title: "Since", class: "num", text: (trouble) => ago(trouble.since) },
+  { title: "Cause, and what to do", class: "grow", text: (trouble) => `${trouble.severity}: ${trouble.cause} → ${trouble.remedy}` },
+];
 
 const taskColumns = [
   { title: "Task", text: (task) => task.name },

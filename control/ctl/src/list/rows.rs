@@ -12,10 +12,10 @@ use tonic::transport::Channel;
 const CELL_CHARS_MAX: usize = 100;
 
 /// The rows that were reported, and the gateways that did not answer.
-pub(super) type Listed<R> = (Vec<R>, Vec<v1::Silent>);
+pub(crate) type Listed<R> = (Vec<R>, Vec<v1::Silent>);
 
 /// A row of a list.
-pub(super) trait Row: Serialize + Clone + PartialEq {
+pub(crate) trait Row: Serialize + Clone + PartialEq {
     /// Column titles of the table. A column shows the JSON field of its name: `RX-PACKETS` shows `rx_packets`.
     const TITLES: &'static [&'static str];
     /// Titles of the columns that `-o wide` adds.
@@ -92,7 +92,7 @@ fn frontends_of(services: Vec<v1::ServiceStatus>) -> Vec<v1::FrontendStatus> {
 }
 
 /// The JSON field that a column shows.
-pub(super) fn field_of(title: &str) -> String {
+pub(crate) fn field_of(title: &str) -> String {
     title.to_lowercase().replace('-', "_")
 }
 
@@ -111,6 +111,7 @@ fn some_of(texts: &[String]) -> String {
 
 impl Row for v1::BackendStatus {
     const TITLES: &'static [&'static str] = &["SERVICE", "PROTOCOL", "ADDRESS", "STATE", "HEALTHY", "WEIGHT", "FLOWS", "REASON"];
+    const WIDE: &'static [&'static str] = &["SINCE"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_backends(v1::ListBackendsRequest::default()).await?.into_inner();
