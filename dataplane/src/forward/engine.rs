@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use proto::Family;
 
-use super::fast::FastPath;
+use super::fast::state::FastPath;
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
 use super::rewrite;
 use super::sort::{Ingress, Lookup};

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 
 use super::engine::Engine;
-use super::fast::FastPath;
+use super::fast::state::FastPath;
 use super::flow_transfer::{Owned, Replicating, SavedFlows, is_sent_by};
 use super::observer::{Observe, PacketSource};
 use super::sort::Ingress;

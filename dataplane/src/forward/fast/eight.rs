@@ -8,7 +8,6 @@
 
 use super::execute::{ExecutedFamily, Executor, count};
 use super::hits::{Hit, Hits, operations_of};
-use super::opens;
 use super::plan::{Plan, operation};
 use crate::flow::{Candidate, Direction, HotFlow, HotFlows, SeenWords, Tick};
 use crate::forward::observer::Observe;
@@ -90,7 +89,7 @@ impl<O> Executor<'_, O> {
             match hit {
                 Hit::Planned(_) => {}
                 Hit::OtherFlow => unplanned.of_other_flows |= 1 << position,
-                Hit::Stays if plan.flow == Candidate::NONE && opens(plan.shape) => unplanned.opening |= 1 << position,
+                Hit::Stays if plan.flow == Candidate::NONE && plan.opens() => unplanned.opening |= 1 << position,
                 Hit::Stays => *left |= plan.flow_bit(),
             }
         }

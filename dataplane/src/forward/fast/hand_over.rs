@@ -11,10 +11,11 @@
 use std::mem;
 
 use super::plan::Plan;
+use super::prefetch_frames;
 use super::recognise::Recognition;
+use super::state::LastBurst;
 use super::turns::PART_MAX;
 use super::unrecognised::UnrecognisedAddresses;
-use super::{LastBurst, prefetch_frames};
 use crate::flow::Candidate;
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;

@@ -25,6 +25,7 @@ mod hits;
 mod open;
 mod plan;
 mod recognise;
+pub(super) mod state;
 mod turns;
 mod unrecognised;
 
@@ -35,67 +36,25 @@ use super::observer::Observe;
 use super::sort::Ingress;
 use crate::flow::{BackendId, Candidate, CandidateSearch, Tick};
 use crate::forward::decide::FlowTables;
-use crate::port::{Arrival, BURST, Burst, Origin, Port, PortIndex};
+use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
 use crate::wire::plain::head;
 use crate::wire::processor::{AnyProcessor, Avx2, Compare, LANES, SetBits, Vectorised, prefetch_at};
-use crate::wire::{Address, Buffer, Shape, TupleKey, tcp_flags};
+use crate::wire::{Address, Buffer, Shape, TupleKey};
 use eight::ForwardPart;
 use execute::{Executor, HotTables};
 use hits::{Hit, Hits};
-use open::{OpeningBackends, Openings};
+use open::Openings;
 use plan::Plan;
 use plan::operation;
 use recognise::Recognition;
+use state::LastBurst;
 use turns::{PARTS_MAX, Turns};
 use unrecognised::UnrecognisedAddresses;
 
 /// If at least one part in this many of a burst belonged to other workers, the owners of the next one's packets are computed
 /// before their flows are looked up.
 const OTHERS_PART: usize = 4;
-
-/// What the fast path of a worker keeps from burst to burst.
-pub(super) struct FastPath {
-    /// Of the packets of the present burst.
-    plans: Box<[Plan]>,
-    /// By port.
-    last_bursts: Box<[LastBurst]>,
-    /// Whether it may work on eight packets at a time.
-    avx2: Option<Avx2>,
-    /// What new flows need of the backends that they were sent to.
-    backends: OpeningBackends,
-}
-
-impl FastPath {
-    /// For a worker with this number of ports.
-    pub(super) fn new(ports: usize) -> Self {
-        Self {
-            plans: vec![Plan::unknown(); BURST].into(),
-            last_bursts: vec![LastBurst::default(); ports].into(),
-            avx2: Avx2::detect(),
-            backends: OpeningBackends::new(),
-        }
-    }
-
-    /// Works as on processors without AVX2.
-    #[cfg(feature = "testing")]
-    pub(super) fn forgo_avx2(&mut self) {
-        self.avx2 = None;
-    }
-}
-
-/// What the last burst of a port needed from memory, for the prefetches of the next one: nothing else depends on it.
-#[derive(Clone, Copy, Debug, Default)]
-struct LastBurst {
-    /// [`Shape::V6`], if there were packets of IPv6: their headers end in the second cache line.
-    kinds: u8,
-    /// [`operation::ENCAPSULATE`], if packets went into tunnels: outer headers are written into the line before the frame.
-    operations: u8,
-    /// Whether the route that is stored for any flow was needed.
-    reads_routes: bool,
-    /// Whether many packets, of those that arrived at the port, belonged to other workers.
-    has_others: bool,
-}
 
 /// What the stages over a burst have come to so far.
 struct Progress<'s> {
@@ -328,13 +287,6 @@ fn leave_alike(plans: &[Plan], port: u8) -> bool {
     let (groups, rest) = plans.as_chunks::<LANES>();
     let of_groups = groups.iter().fold(0, |all, group| group.iter().fold(all, differs));
     rest.iter().fold(of_groups, differs) == 0
-}
-
-/// Whether a packet opens a TCP connection.
-#[inline(always)]
-fn opens(shape: Shape) -> bool {
-    const OTHERS: u8 = Shape::UDP | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN;
-    shape.kind & (OTHERS | tcp_flags::SYN) == tcp_flags::SYN
 }
 
 /// Prefetches the frames of the part after the one that is recognised now; of the first part these too.

@@ -13,7 +13,7 @@
 //!
 //! Not here: packets that begin flows otherwise (`decide::new_flow`).
 
-mod backends;
+pub(super) mod backends;
 
 use arrayvec::ArrayVec;
 
@@ -33,7 +33,6 @@ use crate::stats::{FrontendNumber, ServiceNumber};
 use crate::wire::plain::head::{Head, tuple_at};
 use crate::wire::processor::SetBits;
 use crate::wire::{Address, Buffer, Shape, Tuple, TupleKey, protocol};
-pub(super) use backends::OpeningBackends;
 
 /// Packets of a part, as flows.
 #[allow(clippy::cast_possible_truncation)] // 32

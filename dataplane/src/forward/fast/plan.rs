@@ -11,8 +11,8 @@ use zerocopy::transmute;
 use crate::flow::{Candidate, UDP_SIGNAL};
 use crate::port::{Link, PortIndex};
 use crate::snapshot::Exit;
-use crate::wire::Shape;
 use crate::wire::processor::{Avx2, Lanes};
+use crate::wire::{Shape, tcp_flags};
 
 /// What is done with a packet that leaves: bits of [`Shape::operations`]. Each of them loses one hop.
 pub(super) mod operation {
@@ -93,6 +93,13 @@ impl Plan {
     #[inline(always)]
     pub(super) fn is_planned(&self) -> bool {
         self.shape.port != Shape::STAYS
+    }
+
+    /// Whether the packet opens a TCP connection.
+    #[inline(always)]
+    pub(super) fn opens(&self) -> bool {
+        const OTHERS: u8 = Shape::UDP | tcp_flags::ACK | tcp_flags::RST | tcp_flags::FIN;
+        self.shape.kind & (OTHERS | tcp_flags::SYN) == tcp_flags::SYN
     }
 
     /// The bit of the packet's flow and direction among those of which a packet stays.

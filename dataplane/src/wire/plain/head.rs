@@ -7,7 +7,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::recognise::Shape;
+use super::shape::Shape;
 use crate::wire::address::{Address, Tuple, TupleKey, WireKey};
 use crate::wire::buffer::Buffer;
 use crate::wire::ip::{Ipv4, Ipv6};

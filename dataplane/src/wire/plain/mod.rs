@@ -3,5 +3,7 @@
 
 pub(crate) mod head;
 mod recognise;
+mod shape;
 
-pub(crate) use recognise::{ExpectedLink, Plain, Recognised, Shape, WideFamily, recognise, recognise_eight};
+pub(crate) use recognise::{ExpectedLink, Plain, Recognised, WideFamily, recognise, recognise_eight};
+pub(crate) use shape::Shape;

@@ -5,95 +5,14 @@
 //!
 //! Not here: whether a packet has a flow, and packets that are not plain (`parse`).
 
-use std::mem::offset_of;
-
-use zerocopy::{FromBytes, Immutable, IntoBytes};
-
 use super::head::{Head, PlainFamily, Start, UNTAGGED, v4};
+use super::shape::Shape;
 use crate::wire::address::Tuple;
 use crate::wire::hash::TupleHash;
 use crate::wire::headers::{Headers, Parsed, Transport};
 use crate::wire::ip::{Ipv4, protocol};
 use crate::wire::parse::parse;
 use crate::wire::processor::{Avx2, LANES, Lanes, Row};
-
-/// What the head of a packet says. 8 bytes, which are stored at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
-#[repr(C)]
-pub(crate) struct Shape {
-    /// Bytes of the packet from its IP header on.
-    pub(crate) packet_len: u16,
-    /// Offset of its IP header in the frame.
-    pub(crate) network_offset: u8,
-    /// The lower five TCP flags or [`Shape::UDP`]; [`Shape::V4`] or [`Shape::V6`]. 0 for a packet that is not recognised.
-    pub(crate) kind: u8,
-    /// [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`].
-    more: u8,
-    _rest: u8,
-    /// The port by which it leaves, for whoever decides that; [`Shape::STAYS`] at first.
-    pub(crate) port: u8,
-    /// What is to be done with it, for whoever decides that; 0 at first.
-    pub(crate) operations: u8,
-}
-
-// Eight shapes are made and read as words.
-const _: () = {
-    assert!(size_of::<Shape>() == 8 && offset_of!(Shape, network_offset) == 2 && offset_of!(Shape, kind) == 3);
-    assert!(offset_of!(Shape, more) == 4 && offset_of!(Shape, port) == 6 && offset_of!(Shape, operations) == 7);
-};
-
-impl Shape {
-    /// A packet of UDP; no TCP flag of the lower five.
-    pub(crate) const UDP: u8 = 0x20;
-    pub(crate) const V4: u8 = 0x40;
-    pub(crate) const V6: u8 = 0x80;
-    pub(crate) const FAMILY: u8 = Self::V4 | Self::V6;
-    /// Bytes follow the packet, to be removed: with them it might exceed the MTU.
-    pub(crate) const PADDED: u8 = 1;
-    /// Routers may fragment the packet.
-    pub(crate) const FRAGMENTABLE: u8 = 2;
-
-    /// In place of a port, of which there are fewer.
-    pub(crate) const STAYS: u8 = u8::MAX;
-    /// A packet that is not recognised.
-    pub(crate) const UNKNOWN: Self =
-        Self { packet_len: 0, network_offset: 0, kind: 0, more: 0, _rest: 0, port: Self::STAYS, operations: 0 };
-
-    /// See [`Shape::PADDED`].
-    #[inline(always)]
-    pub(crate) fn is_padded(self) -> bool {
-        self.more & Self::PADDED != 0
-    }
-
-    /// See [`Shape::FRAGMENTABLE`].
-    #[inline(always)]
-    pub(crate) fn may_fragment(self) -> bool {
-        self.more & Self::FRAGMENTABLE != 0
-    }
-
-    /// [`Shape::V4`], [`Shape::V6`], or 0 for a packet that is not recognised.
-    #[inline(always)]
-    pub(crate) fn family(self) -> u8 {
-        self.kind & Self::FAMILY
-    }
-
-    /// The lower five TCP flags or [`Shape::UDP`].
-    #[inline(always)]
-    pub(crate) fn signal(self) -> u8 {
-        self.kind & !Self::FAMILY
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_udp(self) -> bool {
-        self.kind & Self::UDP != 0
-    }
-
-    /// The transport protocol number.
-    #[inline(always)]
-    pub(crate) fn protocol(self) -> u8 {
-        if self.is_udp() { protocol::UDP } else { protocol::TCP }
-    }
-}
 
 /// A packet that was recognised alone.
 pub(crate) enum Plain {

@@ -1,0 +1,52 @@
+//! What the fast path of a worker keeps from burst to burst: memory for plans, hints for prefetches, and what is known of
+//! backends.
+//!
+//! Not here: the stages (`fast`).
+
+use super::open::backends::OpeningBackends;
+use super::plan::Plan;
+use crate::port::BURST;
+use crate::wire::processor::Avx2;
+
+/// What the fast path of a worker keeps from burst to burst.
+pub(in crate::forward) struct FastPath {
+    /// Of the packets of the present burst.
+    pub(super) plans: Box<[Plan]>,
+    /// By port.
+    pub(super) last_bursts: Box<[LastBurst]>,
+    /// Whether it may work on eight packets at a time.
+    pub(super) avx2: Option<Avx2>,
+    /// What new flows need of the backends that they were sent to.
+    pub(super) backends: OpeningBackends,
+}
+
+impl FastPath {
+    /// For a worker with this number of ports.
+    pub(in crate::forward) fn new(ports: usize) -> Self {
+        Self {
+            plans: vec![Plan::unknown(); BURST].into(),
+            last_bursts: vec![LastBurst::default(); ports].into(),
+            avx2: Avx2::detect(),
+            backends: OpeningBackends::new(),
+        }
+    }
+
+    /// Works as on processors without AVX2.
+    #[cfg(feature = "testing")]
+    pub(in crate::forward) fn forgo_avx2(&mut self) {
+        self.avx2 = None;
+    }
+}
+
+/// What the last burst of a port needed from memory, for the prefetches of the next one: nothing else depends on it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LastBurst {
+    /// [`Shape::V6`], if there were packets of IPv6: their headers end in the second cache line.
+    pub(super) kinds: u8,
+    /// [`operation::ENCAPSULATE`], if packets went into tunnels: outer headers are written into the line before the frame.
+    pub(super) operations: u8,
+    /// Whether the route that is stored for any flow was needed.
+    pub(super) reads_routes: bool,
+    /// Whether many packets, of those that arrived at the port, belonged to other workers.
+    pub(super) has_others: bool,
+}
