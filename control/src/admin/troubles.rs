@@ -115,23 +115,24 @@ impl View {
         };
         let others = self.connected().into_iter().filter(|name| own != Some(name.as_str())).collect();
         for (gateway, answer) in self.fleet.ask(others, &Query::Troubles(v1::ListTroublesRequest {})).await {
-            match answer {
-                Ok(Reply::Troubles(answer)) => {
-                    let mut of_gateway = v1::ListTroublesResponse { gateways: vec![gateway.clone()], ..answer };
-                    of_gateway.troubles.iter_mut().for_each(|trouble| trouble.gateways = vec![gateway.clone()]);
-                    all = combine(all, of_gateway);
+            let of_gateway = match answer {
+                Ok(Reply::Troubles(mut answer)) => {
+                    answer.troubles.iter_mut().for_each(|trouble| trouble.gateways = vec![gateway.clone()]);
+                    v1::ListTroublesResponse { gateways: vec![gateway], ..answer }
                 }
-                Ok(_) => all.troubles.extend(silent(&gateway, "its answer belongs to another request")),
-                Err(error) => all.troubles.extend(silent(&gateway, &error.to_string())),
-            }
+                Ok(_) => silent(&gateway, "its answer belongs to another request"),
+                Err(error) => silent(&gateway, &error.to_string()),
+            };
+            all = combine(all, of_gateway);
         }
         Ok(all)
     }
 }
 
-fn silent(gateway: &str, reason: &str) -> Vec<v1::Trouble> {
+fn silent(gateway: &str, reason: &str) -> v1::ListTroublesResponse {
     let (object, cause) = (format!("Gateway {gateway}"), reason.to_owned());
-    trouble_messages(&[Trouble { kind: Kind::GatewaySilent, object, cause, since_s: now_s() }], None)
+    let troubles = trouble_messages(&[Trouble { kind: Kind::GatewaySilent, object, cause, since_s: now_s() }], None);
+    v1::ListTroublesResponse { troubles, ..v1::ListTroublesResponse::default() }
 }
 
 /// The troubles of `group` and of one gateway. What both see is one trouble, and what several gateways see alike. What
