@@ -226,6 +226,8 @@ impl LifeState {
                     Phase::Given { .. },
                     Some((state @ (Self::Programming { .. } | Self::Serving { .. }), PlannedObject::Ours(old))),
                 ) if have_same_addresses(&old.ingress, &wanted.ingress) => state,
+                // Its mark was written in this term, so gateways have not had it, whatever its conditions still say.
+                (_, Some((Self::Marking, _))) => Self::Programming { counter, first_at: None },
                 _ if was_serving(wanted) => Self::Serving { counter },
                 _ => Self::Programming { counter, first_at: None },
             },

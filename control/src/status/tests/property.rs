@@ -351,6 +351,8 @@ fn rare() -> Vec<(bool, Vec<Happening>)> {
         then(&[Outage(true), Refuse(true), Assign(1, false)]),
         then(&[Outage(true), Interfere(false), Delete]),
         then(&[ChangeLeader]),
+        // Programmed with another address, and its finalizer taken away, before this leader marked it.
+        then(&[Outage(true), Assign(2, true), Interfere(false), ChangeLeader, Outage(false)]),
     ]
 }
 
