@@ -15,11 +15,11 @@ mod troubles;
 mod view;
 
 pub use caller::Caller;
-pub use gateway_rows::fleet_row;
+pub use gateway_rows::{KnownGateways, fleet_row};
 pub use service::{ControllerAdmin, serve};
 pub use sockets::{AdminSockets, read_only_path};
-pub(crate) use troubles::watch as watch_troubles;
 pub use troubles::{combine, observed_certificates, trouble_messages};
+pub(crate) use troubles::{troubles_at_start, watch as watch_troubles};
 pub use view::{View, time_text};
 
 #[cfg(test)]

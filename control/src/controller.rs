@@ -22,7 +22,7 @@ use tokio::sync::{Mutex, Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{View, watch_troubles};
+use crate::admin::{View, troubles_at_start, watch_troubles};
 use crate::config::settings::{Certificates, ControllerSettings, Source};
 use crate::gateways::arbiter::Arbiter;
 use crate::gateways::fleet_queries::Fleet;
@@ -134,22 +134,24 @@ pub async fn start_after(
     let (states, states_seen) = watch::channel(None);
     let (gateways, gateways_seen) = watch::channel(Gateways::default());
     let (leadership, led) = watch::channel(Leadership::Following(None));
+    let (known, known_seen) = watch::channel(Arc::default());
     let (nodes, nodes_seen) = watch::channel(Arc::default());
-    let (drained_nodes, drained_nodes_seen) = watch::channel(Arc::default());
+    let (drains, drains_seen) = watch::channel(Arc::default());
     let (pools, pools_seen) = watch::channel(PoolsReport::default());
     let (wanted, wanted_seen) = watch::channel(WantedStatuses::default());
     let (checkpoints, _) = watch::channel(Checkpoint::default());
     let editor = OverrideEditor::new(origin.storage(&settings.group, overrides::FILE));
     let checkpoint_storage = origin.storage(&settings.group, checkpoints::FILE);
-    let (troubles, troubles_seen) = watch::channel(Vec::new());
+    let (troubles, troubles_seen) = watch::channel(troubles_at_start());
     let (fleet, programming) = (Fleet::default(), Programming::default());
     let (status_writer, status_writer_seen) = watch::channel(None);
     let recorder = Arc::new(Recorder::after(before, event_writer(&origin, before)));
     let view = View {
         states: states_seen,
         gateways: gateways_seen,
+        known_gateways: known_seen,
         nodes: nodes_seen,
-        drained_nodes: drained_nodes_seen,
+        drains: drains_seen,
         pools: pools_seen,
         wanted: wanted_seen,
         editor: editor.clone(),
@@ -160,6 +162,7 @@ pub async fn start_after(
         activity: origin.activity(),
         status_writer: status_writer_seen,
         troubles: troubles_seen,
+        found_by_requests: Arc::default(),
         certificates: listeners.certificates(),
     };
     let probes = Probes {
@@ -187,7 +190,7 @@ pub async fn start_after(
     let (watching, stop) = (watch_troubles(view.clone(), troubles), shutdown.clone());
     tasks.spawn(async move { stop.run_until_cancelled(watching).await }.map(|_| Ok(())));
     let shared =
-        Shared { settings, states, gateways, nodes, drained_nodes, recorder, pools, checkpoints, heartbeat, programming, wanted };
+        Shared { settings, states, gateways, known, nodes, drains, recorder, pools, checkpoints, heartbeat, programming, wanted };
     let reread = Arc::new(Notify::new());
     let gateway_uids = watch::Sender::default();
     let work = Work { shared, editor, checkpoint_storage, status_writer, gateway_uids, reread: Arc::clone(&reread) };
@@ -339,7 +342,7 @@ impl Work {
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(fleet_notes::record(gateways, statuses_seen.clone(), self.gateway_uids.subscribe(), recorder).map(Ok));
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
-        steps.spawn(backend_notes::record(gateways, statuses_seen.clone(), recorder).map(Ok));
+        steps.spawn(backend_notes::record(gateways, statuses_seen.clone(), self.gateway_uids.subscribe(), recorder).map(Ok));
         let (gateways, recorder) = (shared.gateways.subscribe(), Arc::clone(&shared.recorder));
         steps.spawn(write_statuses(statuses_seen, gateways, sink, recorder).map(Ok));
         let world = Arc::clone(world);

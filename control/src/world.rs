@@ -23,6 +23,7 @@ pub mod change;
 pub mod checkpoint;
 pub mod drained_nodes;
 pub mod overrides;
+pub mod planned_drains;
 
 /// A Service that may be ours, and when it last changed.
 #[derive(Clone, Debug)]

@@ -279,7 +279,7 @@ async fn what_is_drained_shows_the_flows_that_are_left_and_none_where_a_gateway_
         [("10.0.0.1:8080", backend), ("10.0.0.2", address), ("worker-1", node)].map(|(name, left)| (name.to_owned(), left)).into()
     };
     assert_eq!(flows(&mut controller).await, (rows([None; 3]), vec![]), "no gateway is connected");
-    let [_one, two] = [dir.gateway("edge-1").await, dir.gateway("edge-2").await];
+    let [mut one, mut two] = [dir.gateway("edge-1").await, dir.gateway("edge-2").await];
     let wait = async |controller: &mut Controller, expected: (Vec<(String, Option<u64>)>, Vec<String>)| {
         let same = async { while flows(controller).await != expected {} };
         tokio::time::timeout(DEADLINE, same).await.unwrap_or_else(|_| panic!("never {expected:?}"));
@@ -287,6 +287,9 @@ async fn what_is_drained_shows_the_flows_that_are_left_and_none_where_a_gateway_
     offer(&dir, "edge-1", flows_at_backends).await;
     wait(&mut controller, (rows([None; 3]), vec!["edge-2".to_owned()])).await;
     offer(&dir, "edge-2", flows_at_backends).await;
+    wait_until(&mut one, backends, "1x1d 2x1d").await;
+    wait(&mut controller, (rows([None; 3]), vec![])).await;
+    wait_until(&mut two, backends, "1x1d 2x1d").await;
     wait(&mut controller, (rows([Some(6), Some(16), Some(46)]), vec![])).await;
     // Its endpoint leaves; flows to it go on.
     fs::write(dir.path("manifests/web.yaml"), MANIFESTS.replace("- {addresses: [10.0.0.1], nodeName: worker-1}\n", "")).unwrap();

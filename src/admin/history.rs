@@ -21,16 +21,18 @@ pub(super) fn add(
     let now_s = now_s();
     let subjects: Vec<Option<Subject>> = rows.iter().map(subject).collect();
     // Every row that the gateway makes names a backend.
-    let known = histories.of(subjects.iter().flatten());
-    let with_subject = rows.iter_mut().zip(&subjects).filter(|(_, subject)| subject.is_some());
-    for ((row, _), (history, check)) in with_subject.zip(known) {
-        if let Some(history) = history {
-            tell(row, &history, request.history, now_s);
-        }
-        row.last_check = check.filter(|_| request.history).map(|check| message(&check));
-    }
+    let with_subject = rows.iter_mut().zip(&subjects).filter_map(|(row, subject)| subject.is_some().then_some(row));
     if !request.history {
+        for (row, since_s) in with_subject.zip(histories.since_s(subjects.iter().flatten())) {
+            row.since = since_s.map(of_time).unwrap_or_default();
+        }
         return;
+    }
+    for (row, (history, check)) in with_subject.zip(histories.of(subjects.iter().flatten())) {
+        if let Some(history) = history {
+            tell(row, &history, now_s);
+        }
+        row.last_check = check.map(|check| message(&check));
     }
     let listed: BTreeSet<Subject> = subjects.into_iter().flatten().collect();
     let is_asked = |of: &Subject| request.addresses.is_empty() || request.addresses.contains(&of.address.ip().to_string());
@@ -44,7 +46,7 @@ pub(super) fn add(
             gateway: gateway.to_owned(),
             ..v1::BackendStatus::default()
         };
-        tell(&mut row, &history, true, now_s);
+        tell(&mut row, &history, now_s);
         row
     }));
 }
@@ -55,17 +57,15 @@ fn subject(row: &v1::BackendStatus) -> Option<Subject> {
     Some(Subject { service, protocol: row.protocol.parse().ok()?, address: row.address.parse().ok()? })
 }
 
-fn tell(row: &mut v1::BackendStatus, history: &BackendHistory, with_changes: bool, now_s: u64) {
+fn tell(row: &mut v1::BackendStatus, history: &BackendHistory, now_s: u64) {
     row.since = history.changes.back().map_or_else(String::new, |last| of_time(last.at_s));
-    if with_changes {
-        row.down_today_s = Some(history.down_today_s(now_s));
-        let change = |turn: &BackendTurn| v1::BackendChange {
-            at: of_time(turn.at_s),
-            state: turn.to.as_str().to_owned(),
-            cause: turn.cause.as_ref().to_owned(),
-        };
-        row.changes = history.changes.iter().rev().map(change).collect();
-    }
+    row.down_today_s = Some(history.down_today_s(now_s));
+    let change = |turn: &BackendTurn| v1::BackendChange {
+        at: of_time(turn.at_s),
+        state: turn.to.as_str().to_owned(),
+        cause: turn.cause.as_ref().to_owned(),
+    };
+    row.changes = history.changes.iter().rev().map(change).collect();
 }
 
 fn message(check: &LastCheck) -> v1::LastCheck {

@@ -32,6 +32,8 @@ const DAY_S: u64 = 86_400;
 /// A backend flaps if it has changed this often between healthy and unhealthy within [`FLAPPING_WITHIN_S`].
 const FLAPS_MIN: usize = 6;
 const FLAPPING_WITHIN_S: u64 = 600;
+/// Backends that are read without letting others take the lock: those of 0.2 ms.
+const READ_AT_ONCE: usize = 1_024;
 
 /// The time of day in seconds since 1970, as operators see times.
 #[must_use]
@@ -116,8 +118,12 @@ struct Histories {
     /// Unhealthy backends whose cause is not known yet.
     unexplained: HashSet<Subject>,
     services: Views,
+    /// Whether Services have been followed, or these are the first since the gateway started.
+    has_followed: bool,
     /// Whether anything has changed since it was saved.
     is_unsaved: bool,
+    /// Whether it could not be saved the last time.
+    is_save_failing: bool,
 }
 
 impl BackendHistory {
@@ -144,13 +150,19 @@ impl BackendHistory {
         self.changes.push_back(BackendTurn { at_s: now_s, to, cause: shortened(cause) });
     }
 
-    /// How often it changed between healthy and unhealthy lately, if it flaps.
+    /// How often it changed between healthy and unhealthy lately, if it flaps. A backend that is gone does not.
     fn flaps(&self, now_s: u64) -> Option<usize> {
-        let is_turn = |turn: &&BackendTurn| {
-            matches!(turn.to, BackendCondition::Healthy | BackendCondition::Unhealthy)
-                && now_s.saturating_sub(turn.at_s) <= FLAPPING_WITHIN_S
+        use BackendCondition::{Healthy, Removed, Unhealthy};
+        if self.condition() == Some(Removed) {
+            return None;
+        }
+        // A turn of the future was dated by a clock that was wrong.
+        let is_lately = |turn: &BackendTurn| now_s.checked_sub(turn.at_s).is_some_and(|ago_s| ago_s <= FLAPPING_WITHIN_S);
+        let pairs = self.changes.iter().zip(self.changes.iter().skip(1));
+        let is_turn = |(from, to): &(&BackendTurn, &BackendTurn)| {
+            matches!((from.to, to.to), (Healthy, Unhealthy) | (Unhealthy, Healthy)) && is_lately(to)
         };
-        Some(self.changes.iter().filter(is_turn).count()).filter(|turns| *turns >= FLAPS_MIN)
+        Some(pairs.filter(is_turn).count()).filter(|turns| *turns >= FLAPS_MIN)
     }
 }
 
@@ -166,8 +178,23 @@ impl BackendHistories {
 
     /// Histories and last checks of these backends, in their order.
     pub fn of<'a>(&self, backends: impl IntoIterator<Item = &'a Subject>) -> Vec<(Option<BackendHistory>, Option<LastCheck>)> {
-        let known = self.lock();
-        backends.into_iter().map(|backend| (known.all.get(backend).cloned(), known.checks.get(backend).cloned())).collect()
+        self.read(backends, |known, backend| (known.all.get(backend).cloned(), known.checks.get(backend).cloned()))
+    }
+
+    /// Since when these backends are as they are, seconds since 1970, in their order.
+    pub fn since_s<'a>(&self, backends: impl IntoIterator<Item = &'a Subject>) -> Vec<Option<u64>> {
+        self.read(backends, |known, backend| Some(known.all.get(backend)?.changes.back()?.at_s))
+    }
+
+    /// Reads something of each of these backends. The lock is free between some and others, for probes that end.
+    fn read<'a, T>(&self, backends: impl IntoIterator<Item = &'a Subject>, read: impl Fn(&Histories, &Subject) -> T) -> Vec<T> {
+        let backends: Vec<&Subject> = backends.into_iter().collect();
+        let mut all = Vec::with_capacity(backends.len());
+        for some in backends.chunks(READ_AT_ONCE) {
+            let known = self.lock();
+            all.extend(some.iter().map(|backend| read(&known, backend)));
+        }
+        all
     }
 
     /// Backends that no Service lists any more, in their order.
@@ -213,7 +240,7 @@ impl BackendHistories {
 impl Histories {
     fn follow(&mut self, services: &Views, causes: &Causes, now_s: u64) {
         let before = std::mem::replace(&mut self.services, services.clone());
-        let is_first = before.is_empty();
+        let is_first = !std::mem::replace(&mut self.has_followed, true);
         let mut gone: HashSet<Subject> = if is_first {
             // Those of an earlier process that are not listed now.
             self.all.keys().cloned().collect()
@@ -231,7 +258,8 @@ impl Histories {
             }
             for (subject, condition) in subjects(view) {
                 gone.remove(&subject);
-                self.note(subject, condition, causes, now_s);
+                let cause = self.cause(&subject, condition, is_first, causes);
+                self.note(subject, condition, cause, now_s);
             }
         }
         for subject in gone {
@@ -245,19 +273,24 @@ impl Histories {
         self.forget_removed();
     }
 
-    fn note(&mut self, subject: Subject, condition: BackendCondition, causes: &Causes, now_s: u64) {
+    /// Why a backend is in this condition now. `is_first`: these are the first Services since the gateway started.
+    fn cause<'a>(&self, subject: &Subject, condition: BackendCondition, is_first: bool, causes: &'a Causes) -> &'a str {
+        match (condition, self.all.get(subject).and_then(BackendHistory::condition)) {
+            (BackendCondition::Unhealthy, _) => causes.get(subject).map_or("", |cause| cause),
+            (BackendCondition::Draining, _) => "it drains: its endpoint ends, or it is drained by hand",
+            (_, None) if is_first => "the gateway started; nothing earlier is known",
+            (_, None | Some(BackendCondition::Removed)) => "its Service lists it",
+            (_, Some(BackendCondition::Draining)) => "it no longer drains",
+            (_, Some(_)) => "its probes pass",
+        }
+    }
+
+    fn note(&mut self, subject: Subject, condition: BackendCondition, cause: &str, now_s: u64) {
         let is_full = self.all.len() >= BACKENDS_MAX;
         let before = self.all.get(&subject).and_then(BackendHistory::condition);
         if before == Some(condition) || (before.is_none() && is_full) {
             return;
         }
-        let cause = match (condition, before) {
-            (BackendCondition::Unhealthy, _) => causes.get(&subject).map_or("", |cause| cause),
-            (BackendCondition::Draining, _) => "it drains: its endpoint ends, or it is drained by hand",
-            (_, None | Some(BackendCondition::Removed)) => "its Service lists it",
-            (_, Some(BackendCondition::Draining)) => "it no longer drains",
-            (_, Some(_)) => "its probes pass",
-        };
         if condition == BackendCondition::Unhealthy && cause.is_empty() {
             self.unexplained.insert(subject.clone());
         } else {
@@ -269,13 +302,14 @@ impl Histories {
 
     /// Causes are published a moment after health.
     fn explain(&mut self, causes: &Causes) {
-        let all = &mut self.all;
-        self.unexplained.retain(|subject| {
+        let Self { all, unexplained, is_unsaved, .. } = self;
+        unexplained.retain(|subject| {
             let (Some(cause), Some(last)) = (causes.get(subject), all.get_mut(subject).and_then(|of| of.changes.back_mut()))
             else {
                 return true;
             };
             last.cause = shortened(cause);
+            *is_unsaved = true;
             false
         });
     }

@@ -259,9 +259,10 @@ impl RunningGateway<'_> {
         self.leave(&sources.workers.counters).await;
         election::resign(&election_shutdown, self.channels.fleet.answers.subscribe()).await;
         self.channels.health.save(self.transfer.dirs()).await;
-        HistoryFile::new(self.transfer.dirs().clone()).save(&self.channels.health.findings.histories);
         drop(watchdog);
         self.transfer.save(workers, *self.channels.is_persisted.borrow());
+        // Flows come first: they need the room on disk, and what is left of the time for a stop.
+        HistoryFile::new(self.transfer.dirs().clone()).save(&self.channels.health.findings.histories);
         restored.iter().for_each(|restored| restored.abort());
         // The controller ends last, because the other tasks use its state until now. It releases its Lease.
         self.shutdown.cancel();

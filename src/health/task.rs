@@ -245,7 +245,8 @@ impl ProbeState {
         routed && !routes.interfaces().is_empty()
     }
 
-    /// Applies `outcome`. A probe that could not be made is logged once for each reason, not at every interval.
+    /// Applies `outcome`. A probe that could not be made is logged once for each reason, not at every interval. Of the
+    /// targets of a backend the check of the one that fails is its last one.
     fn take(&mut self, target: &Target, outcome: Outcome, took: Duration, findings: &Findings) {
         let found = match &outcome {
             Outcome::NotAsked(_) => None,
@@ -254,7 +255,8 @@ impl ProbeState {
         };
         self.apply(target, outcome);
         let Some((found, (contrary, needed))) = found.zip(self.tracker.contrary(target)) else { return };
-        findings.histories.check(self.tracker.subjects_of(target), &LastCheck { at_s: now_s(), took, found, contrary, needed });
+        let concerned = self.tracker.subjects_of(target).filter(|backend| !self.tracker.is_outweighed(backend, target));
+        findings.histories.check(concerned, &LastCheck { at_s: now_s(), took, found, contrary, needed });
     }
 
     fn apply(&mut self, target: &Target, outcome: Outcome) {
@@ -336,7 +338,7 @@ mod tests {
     use dataplane::{Compiler, Config, FlowLimits, Mac, Network, PortConfig, Tunnel};
     use proto::{HealthCheck, Protocol, State};
 
-    use super::super::target::tests::{service, services, subject, tcp};
+    use super::super::target::tests::{node_health, service, services, subject, tcp};
     use super::*;
     use crate::agent::backend_health::Subject;
     use crate::agent::served::Served;
@@ -477,6 +479,27 @@ mod tests {
         assert!(!following.is_new(&tcp("10.0.0.2:80"), "a"), "it is not followed");
         following.follow(&known(Origin::Controller, &[]).unwrap(), &findings);
         assert!(following.not_asked.is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_last_check_of_a_backend_is_that_of_its_failing_target() {
+        let findings = Findings::default();
+        let mut following = ProbeState::resuming(&findings, SavedHealth::default(), &[]);
+        let health = HealthCheck { node_health_port: Some(31_000), ..HealthCheck::default() };
+        let web = service("web", Protocol::Tcp, &["10.0.0.1:80"], health);
+        let state = Arc::new(State { services: services(vec![web]), ..State::default() });
+        following.follow(&GatewayState { state, origin: Origin::Controller }, &findings);
+        let backend = subject("web", Protocol::Tcp, "10.0.0.1:80");
+        let mut last = |target: &Target, passes: bool| {
+            let outcome = if passes { Outcome::Passed } else { Outcome::Failed("late".to_owned()) };
+            following.take(target, outcome, Duration::ZERO, &findings);
+            findings.histories.of([&backend]).remove(0).1.unwrap().found.err().as_deref().map(str::to_owned)
+        };
+        let (pod, node) = (tcp("10.0.0.1:80"), node_health("10.0.0.1:31000"));
+        let of_node = Some("GET http://10.0.0.1:31000/healthz late".to_owned());
+        assert_eq!((last(&pod, true), last(&node, false), last(&pod, true)), (None, of_node.clone(), of_node));
+        assert_eq!((last(&node, true), last(&pod, true)), (None, None));
+        assert_eq!(last(&pod, false), Some("tcp 10.0.0.1:80 late".to_owned()));
     }
 
     #[tokio::test(start_paused = true)]

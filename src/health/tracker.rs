@@ -296,6 +296,18 @@ impl HealthTracker {
         Some((history.contrary, needed))
     }
 
+    /// Whether another target of a backend says more of its health than this one: one that counts more than one that does
+    /// not, then one that fails, then one whose last results contradict its health.
+    #[must_use]
+    pub fn is_outweighed(&self, backend: &Subject, target: &Target) -> bool {
+        let weight = |target: &Target| {
+            let history = &self.targets.get(target).filter(|_| self.counts(target))?.history;
+            Some((history.failing, history.contrary > 0))
+        };
+        let own = weight(target);
+        self.targets_of(backend).any(|other| weight(other) > own)
+    }
+
     /// The targets of a backend.
     pub fn targets_of(&self, subject: &Subject) -> impl Iterator<Item = &Target> {
         self.dependence.get(subject).into_iter().flatten()

@@ -90,7 +90,7 @@ pub enum Command {
         /// A backend, or the name of a node or gateway; node/NAME or gateway/NAME if both have it.
         #[arg(value_name = "BACKEND|NODE|GATEWAY")]
         target: String,
-        /// Wait until no flow is left there.
+        /// Wait until every gateway applies the drain and no flow is left there: at least 2 s, for a gateway 11 s.
         #[arg(long)]
         wait: bool,
         /// How long --wait waits at most, for example 10m; then the exit code is 1. Default: without end.
@@ -167,9 +167,9 @@ pub struct HistoryArguments {
 pub enum StatusOutput {
     /// A screen for people.
     Text,
-    /// One object.
+    /// One object; of `history` one array.
     Json,
-    /// One document.
+    /// One document; of `history` one list.
     Yaml,
 }
 

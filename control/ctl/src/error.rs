@@ -62,7 +62,7 @@ pub enum CtlError {
     #[error("not well: {0}")]
     Unwell(String),
     /// A drain is not complete.
-    #[error("time is over: {what} at {target}; `sluicectl overrides` shows how many")]
+    #[error("time is over for {target}: {what}; `sluicectl overrides` shows how many")]
     FlowsLeft {
         /// What is drained.
         target: String,
@@ -112,9 +112,13 @@ mod tests {
             (ClientError::Certificates("ca.pem: no such file".to_owned()), 2),
             (answer(Code::InvalidArgument), 2),
             (answer(Code::NotFound), 1),
+            (answer(Code::PermissionDenied), 1),
             (answer(Code::Unavailable), 1),
+            (answer(Code::FailedPrecondition), 1),
             (ClientError::Missing("/a.sock".into()), 1),
         ];
+        let finals: Vec<_> = rows.iter().map(|(error, _)| error.is_final()).collect();
+        assert_eq!(finals, [true, true, true, true, true, false, false, false]);
         for (error, code) in rows {
             let error = CtlError::from(error);
             assert_eq!(error.exit_code(), code, "{error}");

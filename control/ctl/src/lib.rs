@@ -69,8 +69,11 @@ pub async fn run(arguments: &Arguments, out: &mut impl Write, notes: &mut impl W
         Command::Overrides(list) => follow::<v1::Override>(server, list, out, notes, screen).await,
         Command::Drain { target, wait, timeout } => {
             let request = v1::DrainRequest { target: target.clone(), by: user() };
-            print(ask(server, async |mut admin| admin.drain(request).await).await?, out, notes)?;
-            if *wait { status::drained(server, target, timeout.as_ref(), out, notes, screen).await } else { Ok(()) }
+            let done = ask(server, async |mut admin| admin.drain(request).await).await?;
+            // A controller of an older version does not say whether a name is that of a node or of a gateway.
+            let target = if done.target.is_empty() { target.clone() } else { done.target.clone() };
+            print(done, out, notes)?;
+            if *wait { status::drained(server, &target, timeout.as_ref(), out, notes, screen).await } else { Ok(()) }
         }
         Command::Undrain { target } => {
             let request = v1::UndrainRequest { target: target.clone() };

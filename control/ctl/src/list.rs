@@ -2,6 +2,7 @@
 
 pub(super) mod history;
 pub(super) mod rows;
+pub(super) mod wrap;
 
 use std::io::Write;
 use std::time::Duration;

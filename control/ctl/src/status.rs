@@ -3,6 +3,7 @@
 //! Invariant: the exit code says what the screen says. Not here: what a trouble is (`proto::trouble`).
 
 use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proto::v1;
@@ -10,12 +11,11 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use crate::args::{StatusArguments, StatusOutput, WaitTime};
-use crate::client::{ClientError, Server, ask};
+use crate::client::{Server, ask};
 use crate::error::CtlError;
+use crate::list::wrap::wrapped;
 use crate::list::{Screen, format_error, write_yaml};
 
-/// Columns of a line of the screen.
-const COLUMNS: usize = 80;
 /// Columns of the margin of lines about a trouble.
 const MARGIN: usize = 10;
 /// Severity of what an operator wanted.
@@ -119,26 +119,6 @@ fn text(all: &v1::ListTroublesResponse, document: &StatusDocument<'_>) -> String
     text
 }
 
-/// Lines of words behind a margin, in whose first line `mark` stands.
-fn wrapped(mark: &str, words: &str, margin: usize) -> String {
-    let mut lines = format!("{mark:<margin$}");
-    let mut column = margin;
-    for (at, word) in words.split_whitespace().enumerate() {
-        let length = word.chars().count();
-        if at > 0 && column + 1 + length > COLUMNS {
-            lines.push_str(&format!("\n{:margin$}", ""));
-            column = margin;
-        } else if at > 0 {
-            lines.push(' ');
-            column += 1;
-        }
-        lines.push_str(word);
-        column += length;
-    }
-    lines.push('\n');
-    lines
-}
-
 /// A condition that is waited for.
 struct Waiting {
     period: Duration,
@@ -170,7 +150,7 @@ impl Waiting {
 /// Waits until no flow is left at what is drained.
 ///
 /// # Errors
-/// If time is over, or the drain is removed meanwhile.
+/// If time is over, the drain is removed meanwhile, or the server refuses to answer for good.
 pub(super) async fn drained(
     server: &Server,
     target: &str,
@@ -180,20 +160,24 @@ pub(super) async fn drained(
     screen: Screen,
 ) -> Result<(), CtlError> {
     let mut waiting = Waiting::new(true, timeout, screen);
+    let mut looks_without_flows = 0;
     loop {
-        let left = match ask(server, async |mut admin| admin.list_overrides(v1::ListOverridesRequest {}).await).await {
-            Ok(listed) => left_at(target, &listed.overrides).ok_or_else(|| CtlError::Undrained(target.to_owned()))?,
-            Err(error @ ClientError::Answer { .. }) => return Err(error.into()),
-            Err(error) => Left::Unknown(error.to_string()),
-        };
-        let what = match left {
-            Left::Flows(0) => {
-                writeln!(out, "no flow is left at {target}")?;
-                return Ok(());
+        let what = match ask(server, async |mut admin| admin.list_overrides(v1::ListOverridesRequest {}).await).await {
+            Ok(listed) => {
+                let drain = drain_of(target, &listed.overrides).ok_or_else(|| CtlError::Undrained(target.to_owned()))?;
+                looks_without_flows = if drain.flows == Some(0) { looks_without_flows + 1 } else { 0 };
+                if looks_without_flows == looks_needed(&drain.kind) {
+                    writeln!(out, "no flow is left at {target}")?;
+                    return Ok(());
+                }
+                left_text(drain.flows, &listed.silent)
             }
-            Left::Flows(1) => "1 flow is left".to_owned(),
-            Left::Flows(flows) => format!("{flows} flows are left"),
-            Left::Unknown(why) => why,
+            Err(error) if error.is_final() => return Err(error.into()),
+            // A controller that restarts, or a new leader, answers in a while.
+            Err(error) => {
+                looks_without_flows = 0;
+                error.to_string()
+            }
         };
         if !waiting.goes_on(&what, notes).await? {
             return Err(CtlError::FlowsLeft { target: target.to_owned(), what });
@@ -201,24 +185,47 @@ pub(super) async fn drained(
     }
 }
 
-enum Left {
-    Flows(u64),
-    Unknown(String),
+/// Looks in a row, a second apart, that find no flow before none is left. A controller of an older version gives numbers
+/// before gateways know of the drain, which takes less than 2 s. A gateway reports its own number every 10 s.
+fn looks_needed(kind: &str) -> u32 {
+    if kind == "gateway" { 12 } else { 3 }
 }
 
-/// What is left at a drained target, which is named as in the request: `10.0.0.1:8080`, `NAME`, or `node/NAME`. `None`:
-/// it is not drained.
-fn left_at(target: &str, overrides: &[v1::Override]) -> Option<Left> {
+/// The drain of a target that is named as in a request: `10.0.0.1:8080`, `NAME`, or `node/NAME`. `None`: it is not drained.
+fn drain_of<'a>(target: &str, overrides: &'a [v1::Override]) -> Option<&'a v1::Override> {
+    let (kind, name) = target.split_once('/').map_or((None, target), |(kind, name)| (Some(kind), name));
     let is_it = |drain: &&v1::Override| {
-        drain.kind != "weight" && (drain.name == target || target.split_once('/') == Some((&drain.kind, &drain.name)))
+        drain.kind != "weight" && kind.is_none_or(|kind| kind == drain.kind) && is_same_name(name, &drain.name)
     };
-    let drain = overrides.iter().find(is_it)?;
-    Some(drain.flows.map_or_else(|| Left::Unknown("not every gateway tells its flows".to_owned()), Left::Flows))
+    overrides.iter().find(is_it)
+}
+
+/// Whether two names are the same, or are spellings of the same address.
+fn is_same_name(one: &str, other: &str) -> bool {
+    let is_same_socket = || one.parse::<SocketAddr>().is_ok_and(|one| other.parse() == Ok(one));
+    let is_same_address = || one.parse::<IpAddr>().is_ok_and(|one| other.parse() == Ok(one));
+    one == other || is_same_socket() || is_same_address()
+}
+
+fn left_text(flows: Option<u64>, silent: &[v1::Silent]) -> String {
+    match flows {
+        Some(0) => "no flow is left; it is confirmed by further looks".to_owned(),
+        Some(1) => "1 flow is left".to_owned(),
+        Some(flows) => format!("{flows} flows are left"),
+        None if silent.is_empty() => {
+            "the flows are not known: a gateway is not connected, or does not apply the drain yet".to_owned()
+        }
+        None => {
+            let of_gateway = |one: &v1::Silent| format!("flows of {} are not known: {}", one.gateway, one.reason);
+            silent.iter().map(of_gateway).collect::<Vec<_>>().join("; ")
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::list::wrap::COLUMNS;
 
     fn trouble(severity: &str, object: &str, gateways: &[&str]) -> v1::Trouble {
         v1::Trouble {
@@ -267,15 +274,36 @@ warning   VIP 192.0.2.1 (some-kind), since 2026-01-31T12:00:00Z
     }
 
     #[test]
-    fn a_drain_is_found_by_its_name_and_by_its_kind_and_name() {
+    fn a_drain_is_found_by_its_name_by_its_kind_and_name_and_by_any_spelling_of_an_address() {
         let drain =
             |kind: &str, name: &str, flows| v1::Override { kind: kind.into(), name: name.into(), flows, ..Default::default() };
-        let all = [drain("node", "a", Some(3)), drain("backend", "10.0.0.1:80", Some(0)), drain("weight", "10.0.0.2:80", None)];
-        let flows = |target: &str| match left_at(target, &all) {
-            Some(Left::Flows(flows)) => Some(flows),
-            _ => None,
-        };
-        let found = ["a", "node/a", "10.0.0.1:80", "gateway/a", "10.0.0.2:80"].map(flows);
-        assert_eq!(found, [Some(3), Some(3), Some(0), None, None]);
+        let all = [
+            drain("node", "a", Some(3)),
+            drain("gateway", "a", Some(4)),
+            drain("backend", "10.0.0.1:80", Some(0)),
+            drain("backend", "2001:db8::1", Some(5)),
+            drain("backend", "[2001:db8::1]:80", Some(6)),
+            drain("weight", "10.0.0.2:80", None),
+        ];
+        let rows = [
+            ("node/a", Some(3)),
+            ("gateway/a", Some(4)),
+            ("10.0.0.1:80", Some(0)),
+            ("backend/2001:DB8:0::1", Some(5)),
+            ("[2001:DB8::1]:80", Some(6)),
+            ("backend/a", None),
+            ("10.0.0.2:80", None),
+        ];
+        for (target, flows) in rows {
+            assert_eq!(drain_of(target, &all).and_then(|drain| drain.flows), flows, "{target}");
+        }
+    }
+
+    #[test]
+    fn flows_that_are_not_known_name_the_gateways_that_do_not_tell() {
+        let silent = |gateway: &str| v1::Silent { gateway: gateway.into(), reason: "it gave no answer".into() };
+        let text = left_text(None, &["edge-1", "edge-2"].map(silent));
+        assert_eq!(text, "flows of edge-1 are not known: it gave no answer; flows of edge-2 are not known: it gave no answer");
+        assert!(left_text(None, &[]).contains("does not apply the drain yet"));
     }
 }

@@ -94,15 +94,23 @@ async fn a_drain_waits_until_no_flow_is_left_or_time_is_over() {
     let socket = dir.path().join("admin.sock");
     serve(&socket, Canned::default());
     let (out, notes, result) = ctl(&socket, "drain edge-1 --wait").await;
-    assert!(out.contains("no flow is left at edge-1") && notes.contains("waiting: 1 flow is left"), "{out}{notes}");
+    assert!(out.contains("no flow is left at gateway/edge-1"), "{out}{notes}");
+    for waiting in ["waiting: no flow is left; it is", "waiting: 1 flow is left", "answered: this controller does not lead"] {
+        assert!(notes.contains(waiting), "{notes}");
+    }
     result.unwrap();
     let mut notes = Vec::new();
     let server = Server::Unix(socket);
     let timeout = "20ms".parse().ok();
     let result = status::drained(&server, "worker-1", timeout.as_ref(), &mut Vec::new(), &mut notes, SCREEN).await;
-    assert!(result.unwrap_err().to_string().starts_with("time is over: 12 flows are left at worker-1"));
+    assert!(result.unwrap_err().to_string().starts_with("time is over for worker-1: 12 flows are left; "));
     let result = status::drained(&server, "worker-9", None, &mut Vec::new(), &mut notes, SCREEN).await;
     assert!(result.unwrap_err().to_string().contains("no longer drained"));
+    let several = dir.path().join("several.sock");
+    serve(&several, Canned { of_several: true, ..Canned::default() });
+    let server = Server::Unix(several);
+    let result = status::drained(&server, "worker-2", timeout.as_ref(), &mut Vec::new(), &mut notes, SCREEN).await;
+    assert!(result.unwrap_err().to_string().contains("for worker-2: flows of edge-3 are not known: it gave no answer; "));
 }
 
 #[tokio::test]
@@ -140,10 +148,7 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     );
     assert_eq!(parsed[0]["app_protocols"], serde_json::json!({"tcp 192.0.2.100:80": "kubernetes.io/h2c"}));
     let (backends, _) = printed(Canned::default(), "backends -o json").await;
-    assert_eq!(
-        fields(&backends),
-        "service address state healthy weight flows gateway reason protocol since down_today_s last_check changes"
-    );
+    assert_eq!(fields(&backends), "service address state healthy weight flows gateway reason protocol since");
     let (ports, _) = printed(Canned::default(), "ports -o json").await;
     assert_eq!(
         fields(&ports),

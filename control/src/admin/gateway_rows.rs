@@ -12,8 +12,16 @@ use proto::{Announce, FleetStatus, Generation, Pool, State, VipElection, v1, vip
 use crate::gateways::registry::{Gateway, Gateways};
 use crate::plan::addresses::PoolUse;
 
-/// Connected and recently disconnected gateways, and those that pools wait for, by name.
-pub(super) fn gateways(gateways: &Gateways, pools: &[PoolUse], epoch: Option<&str>) -> Vec<v1::GatewayStatus> {
+/// Gateways of the group by their objects: names, and when each was last seen, in seconds since 1970, if that is known.
+pub type KnownGateways = BTreeMap<String, Option<u64>>;
+
+/// Connected and recently disconnected gateways, those that pools wait for, and `known` ones, by name.
+pub(super) fn gateways(
+    gateways: &Gateways,
+    pools: &[PoolUse],
+    known: &KnownGateways,
+    epoch: Option<&str>,
+) -> Vec<v1::GatewayStatus> {
     let connected = newest(gateways).into_values().map(|gateway| connected(gateway, gateways, epoch));
     let disconnected = gateways.disconnected().iter().map(|(name, seen)| v1::GatewayStatus {
         name: name.clone(),
@@ -22,11 +30,19 @@ pub(super) fn gateways(gateways: &Gateways, pools: &[PoolUse], epoch: Option<&st
         ..v1::GatewayStatus::default()
     });
     let mut all: BTreeMap<String, v1::GatewayStatus> = connected.chain(disconnected).map(|row| (row.name.clone(), row)).collect();
+    // One that was not connected since this controller leads is known from its object only.
+    let unseen = |name: &String, seen_s: Option<u64>| v1::GatewayStatus {
+        name: name.clone(),
+        draining: gateways.is_drained(name),
+        last_seen: seen_s.map(text::of_time).unwrap_or_default(),
+        ..v1::GatewayStatus::default()
+    };
+    for (name, seen_s) in known {
+        all.entry(name.clone()).or_insert_with(|| unseen(name, *seen_s));
+    }
     for pool in pools {
         for name in &pool.awaited {
-            // One that was not connected since this controller leads is known from its object only.
-            let unseen = || v1::GatewayStatus { name: name.clone(), draining: gateways.is_drained(name), ..Default::default() };
-            all.entry(name.clone()).or_insert_with(unseen).awaited_by.push(pool.state.name.clone());
+            all.entry(name.clone()).or_insert_with(|| unseen(name, None)).awaited_by.push(pool.state.name.clone());
         }
     }
     all.into_values().collect()
@@ -240,7 +256,11 @@ mod tests {
         for (flows, shadow_flows, shown) in [(100, 40, 40), (100, 140, 100), (0, 7, 0)] {
             let fleet = Some(FleetStatus { shadow_flows, ..FleetStatus::default() });
             connection.report(Report { flows, fleet, ..Report::default() });
-            assert_eq!(super::gateways(&gateways.borrow(), &[], None)[0].shadow_flows, shown, "{shadow_flows} of {flows}");
+            assert_eq!(
+                super::gateways(&gateways.borrow(), &[], &KnownGateways::new(), None)[0].shadow_flows,
+                shown,
+                "{shadow_flows} of {flows}"
+            );
         }
     }
 
@@ -262,7 +282,7 @@ mod tests {
         };
         let _connection = connect(&gateways, "edge-1", fleet);
         let _older = Connection::open(&gateways, "edge-2", "0.0.9", Vec::new());
-        let rows = super::gateways(&gateways.borrow(), &[], Some("e"));
+        let rows = super::gateways(&gateways.borrow(), &[], &KnownGateways::new(), Some("e"));
         let row = &rows[0];
         assert_eq!((row.groups_owned, row.groups, &row.owned_groups[..], row.takeovers), (2, 16, &[0, 1][..], 4));
         assert_eq!((row.partners.len(), row.partners_in_sync, row.lag_ms), (2, 1, Some(3)));
@@ -271,7 +291,7 @@ mod tests {
         assert_eq!(row.sessions[0].since, "2026-01-31T12:00:00Z");
         assert_eq!((rows[1].groups, rows[1].sessions.len()), (0, 0));
         drop(_connection);
-        let gone = &super::gateways(&gateways.borrow(), &[], None)[0];
+        let gone = &super::gateways(&gateways.borrow(), &[], &KnownGateways::new(), None)[0];
         assert_eq!((gone.name.as_str(), gone.ready, gone.groups), ("edge-1", false, 0));
     }
 
@@ -286,8 +306,20 @@ mod tests {
             ..PoolUse::default()
         };
         let pools = [pool("a", &["edge-2", "edge-3"]), pool("b", &[]), pool("c", &["edge-2"])];
-        let rows = super::gateways(&gateways.borrow(), &pools, None);
+        let rows = super::gateways(&gateways.borrow(), &pools, &KnownGateways::new(), None);
         let rows: Vec<_> = rows.iter().map(|row| (row.name.as_str(), row.awaited_by.join(","))).collect();
         assert_eq!(rows, [("edge-1", String::new()), ("edge-2", "a,c".to_owned()), ("edge-3", "a".to_owned())]);
+    }
+
+    #[test]
+    fn a_gateway_that_is_known_by_its_object_alone_has_a_row() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let _one = connect(&gateways, "edge-1", FleetStatus::default());
+        let known = [("edge-1", None), ("edge-2", Some(1_769_860_800)), ("edge-3", None)];
+        let known: KnownGateways = known.into_iter().map(|(name, seen_s)| (name.to_owned(), seen_s)).collect();
+        let rows = super::gateways(&gateways.borrow(), &[], &known, None);
+        let rows: Vec<_> = rows.iter().map(|row| (row.name.as_str(), row.version.is_empty(), row.last_seen.as_str())).collect();
+        assert_eq!(rows[1..], [("edge-2", true, "2026-01-31T12:00:00Z"), ("edge-3", true, "")]);
+        assert!(rows[0].0 == "edge-1" && !rows[0].1, "{rows:?}");
     }
 }

@@ -3,18 +3,18 @@
 //! Invariant: an override is validated, then stored, and only then confirmed.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
-use proto::trouble::Trouble;
+use proto::trouble::{Memory, Trouble};
 use proto::{Announce, ServiceName, State, v1};
 use tokio::sync::watch;
 use tonic::{Code, Status};
 
 use super::caller::Caller;
-use super::flows_left::FlowsLeft;
-use super::gateway_rows::{self, seconds, written};
+use super::flows_left::{FlowsLeft, PlannedState};
+use super::gateway_rows::{self, KnownGateways, seconds, written};
 use super::names::{self, NameError, Names};
 use crate::gateways::fleet_queries::Fleet;
 use crate::gateways::listener::KeyCertificates;
@@ -31,8 +31,8 @@ use crate::status::conditions::shortcomings;
 use crate::status::pools::PoolsReport;
 use crate::store::override_editor::{ChangeError, OverrideEditor, OverridesState};
 use crate::store::overrides::OverrideStoreError;
-use crate::world::drained_nodes::DrainedNodes;
 use crate::world::overrides::{Author, DrainTarget, Overrides, TooManyOverrides, Weight};
+use crate::world::planned_drains::PlannedDrains;
 use objects::Condition;
 use objects::note::{Cause, Note};
 
@@ -49,10 +49,12 @@ pub struct View {
     pub states: watch::Receiver<Option<Arc<Published>>>,
     /// The gateways.
     pub gateways: watch::Receiver<Gateways>,
+    /// The gateways of the group that have an object.
+    pub known_gateways: watch::Receiver<Arc<KnownGateways>>,
     /// The names of all nodes.
     pub nodes: watch::Receiver<Arc<BTreeSet<String>>>,
-    /// The addresses of drained nodes.
-    pub drained_nodes: watch::Receiver<Arc<DrainedNodes>>,
+    /// The drains of the newest state.
+    pub drains: watch::Receiver<Arc<PlannedDrains>>,
     /// Usage figures of the pools.
     pub pools: watch::Receiver<PoolsReport>,
     /// The statuses of the last plan.
@@ -73,6 +75,8 @@ pub struct View {
     pub status_writer: watch::Receiver<Option<Arc<StatusWriter>>>,
     /// Troubles of the group.
     pub troubles: watch::Receiver<Vec<Trouble>>,
+    /// Since when troubles last that only a request for all of them finds.
+    pub found_by_requests: Arc<Mutex<Memory>>,
     /// The certificates that this controller shows.
     pub certificates: Vec<KeyCertificates>,
 }
@@ -94,7 +98,7 @@ impl View {
         Err(Status::failed_precondition(format!("this controller does not lead, {why}")))
     }
 
-    /// Connected and recently disconnected gateways.
+    /// Connected and recently disconnected gateways, and those that have an object.
     ///
     /// # Errors
     /// [`View::leads`].
@@ -102,7 +106,8 @@ impl View {
         self.leads()?;
         let epoch = self.state().map(|state| state.generation.epoch.clone());
         let gateways = self.gateways.borrow();
-        Ok(v1::ListGatewaysResponse { gateways: gateway_rows::gateways(&gateways, &self.pools.borrow().uses, epoch.as_deref()) })
+        let (pools, known) = (self.pools.borrow(), self.known_gateways.borrow());
+        Ok(v1::ListGatewaysResponse { gateways: gateway_rows::gateways(&gateways, &pools.uses, &known, epoch.as_deref()) })
     }
 
     /// Every VIP, with the gateways that answer for it or announce it.
@@ -171,9 +176,10 @@ impl View {
     /// # Errors
     /// If they are not known.
     pub async fn list_overrides(&self) -> Result<v1::ListOverridesResponse, Status> {
-        let (overrides, gateways, nodes) =
-            (self.overrides()?, self.gateways.borrow().clone(), Arc::clone(&self.drained_nodes.borrow()));
-        let left = FlowsLeft::ask(&self.fleet, &gateways, &overrides, nodes).await;
+        let (overrides, gateways) = (self.overrides()?, self.gateways.borrow().clone());
+        let epoch = self.state().map(|state| state.generation.epoch.clone());
+        let planned = PlannedState { epoch, drains: Arc::clone(&self.drains.borrow()) };
+        let left = FlowsLeft::ask(&self.fleet, &gateways, &overrides, planned).await;
         Ok(v1::ListOverridesResponse { overrides: rows(&overrides, &left), silent: left.silent })
     }
 
@@ -192,7 +198,7 @@ impl View {
         let is_new = self.change(is_new).await?;
         tracing::info!(%what, by = set_by.by, %caller, is_new, "drained");
         let summary = if is_new { format!("{what} is drained") } else { format!("{what} was drained already") };
-        Ok(v1::ChangeResponse { summary, notes: notes(&what, &state, &self.gateways.borrow()) })
+        Ok(v1::ChangeResponse { summary, notes: notes(&what, &state, &self.gateways.borrow()), target: what.to_string() })
     }
 
     /// Removes a drain.
@@ -203,7 +209,7 @@ impl View {
         let what = names::to_undrain(&request.target, &*self.overrides()?).map_err(not_found)?;
         self.change(|all| Ok(all.undrain(&what))).await?;
         tracing::info!(%what, %caller, "no longer drained");
-        Ok(v1::ChangeResponse { summary: format!("{what} is no longer drained"), notes: Vec::new() })
+        Ok(v1::ChangeResponse { summary: format!("{what} is no longer drained"), ..v1::ChangeResponse::default() })
     }
 
     /// Sets or removes the weight of a backend.
@@ -220,7 +226,8 @@ impl View {
         let set = Weight { weight, author: author(&request.by) };
         self.change(|all| all.set_weight(service.clone(), backend, set.clone())).await?;
         tracing::info!(%service, %backend, weight, by = set.author.by, %caller, "weight override set");
-        Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has weight {weight}"), notes: Vec::new() })
+        let summary = format!("{backend} of {service} has weight {weight}");
+        Ok(v1::ChangeResponse { summary, ..v1::ChangeResponse::default() })
     }
 
     async fn unset_weight(&self, request: &v1::SetWeightRequest, caller: &Caller) -> Result<v1::ChangeResponse, Status> {
@@ -228,7 +235,8 @@ impl View {
             names::weighted_backend(&request.service, &request.backend, &*self.overrides()?).map_err(not_found)?;
         self.change(|all| Ok(all.unset_weight(&service, backend))).await?;
         tracing::info!(%service, %backend, %caller, "weight override removed");
-        Ok(v1::ChangeResponse { summary: format!("{backend} of {service} has its own weight"), notes: Vec::new() })
+        let summary = format!("{backend} of {service} has its own weight");
+        Ok(v1::ChangeResponse { summary, ..v1::ChangeResponse::default() })
     }
 
     /// The overrides in effect.
@@ -270,6 +278,7 @@ impl View {
         let gateways = self.gateways.borrow();
         let mut all: BTreeSet<String> = gateways.iter().map(|gateway| gateway.name.clone()).collect();
         all.extend(gateways.disconnected().keys().cloned());
+        all.extend(self.known_gateways.borrow().keys().cloned());
         Names { gateways: all, nodes: (**self.nodes.borrow()).clone() }
     }
 }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use objects::note::{Note, Subject};
-use proto::Announce;
+use proto::{Announce, Generation};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::debounce::{LastPlans, collect_burst};
 use super::watched_world::WatchedWorld;
+use crate::admin::KnownGateways;
 use crate::config::settings::ControllerSettings;
 use crate::gateways::programming::Programming;
 use crate::gateways::publish::Published;
@@ -27,7 +28,7 @@ use crate::status::Statuses;
 use crate::status::pools::PoolsReport;
 use crate::world::World;
 use crate::world::checkpoint::Checkpoint;
-use crate::world::drained_nodes::DrainedNodes;
+use crate::world::planned_drains::PlannedDrains;
 
 /// Interval at which current notes are checked; a note is repeated when it is due.
 const NOTE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -38,9 +39,12 @@ pub(super) struct Shared {
     pub(super) settings: ControllerSettings,
     pub(super) states: watch::Sender<Option<Arc<Published>>>,
     pub(super) gateways: watch::Sender<Gateways>,
+    /// The gateways of the group that have an object.
+    pub(super) known: watch::Sender<Arc<KnownGateways>>,
     /// The names of all nodes.
     pub(super) nodes: watch::Sender<Arc<BTreeSet<String>>>,
-    pub(super) drained_nodes: watch::Sender<Arc<DrainedNodes>>,
+    /// The drains of the newest state.
+    pub(super) drains: watch::Sender<Arc<PlannedDrains>>,
     pub(super) recorder: Arc<Recorder>,
     pub(super) pools: watch::Sender<PoolsReport>,
     pub(super) checkpoints: watch::Sender<Checkpoint>,
@@ -145,6 +149,7 @@ impl Planner {
         let statuses = Statuses { counter: generation.counter, wanted: plan.statuses, cleanups: plan.cleanups };
         let is_new = |old: &Option<Arc<Published>>| old.as_ref().is_none_or(|old| !Arc::ptr_eq(old, &newest));
         replace_if(&self.shared.states, is_new, || Some(Arc::clone(&newest)));
+        self.publish_drains(world, generation);
         let (services, plan_us) = (newest.state.services.len(), received_at.elapsed().as_micros());
         tracing::debug!(%generation, services, replanned = plan.replanned, plan_us, "planned");
         self.statuses.send_replace(Some(Arc::new(statuses)));
@@ -162,10 +167,23 @@ impl Planner {
     /// Gateways learn that they are drained before they get the state that was planned with the drain.
     fn publish_to_operators(&self, world: &World) {
         Gateways::drain(&self.shared.gateways, world.overrides().drained_gateways());
+        let of_group = world.gateways().iter().filter(|(_, gateway)| gateway.group == self.shared.settings.group);
+        let known: KnownGateways = of_group.map(|(name, gateway)| (name.clone(), gateway.last_seen_s)).collect();
+        replace_if(&self.shared.known, |old| **old != known, || Arc::new(known.clone()));
         let nodes = || world.nodes().keys();
         replace_if(&self.shared.nodes, |old| !old.iter().eq(nodes()), || Arc::new(nodes().cloned().collect()));
-        let drained = world.drained_nodes();
-        replace_if(&self.shared.drained_nodes, |old| !Arc::ptr_eq(old, drained), || Arc::clone(drained));
+    }
+
+    /// Operators learn of drains once they are published.
+    fn publish_drains(&self, world: &World, published: &Generation) {
+        self.shared.drains.send_if_modified(|drains| {
+            let news = drains.after(world.overrides(), world.drained_nodes(), published);
+            let are_others = news.is_some();
+            if let Some(news) = news {
+                *drains = Arc::new(news);
+            }
+            are_others
+        });
     }
 }
 

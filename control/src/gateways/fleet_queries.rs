@@ -5,7 +5,7 @@
 //! Requests that wait for one gateway are bounded.
 //! Deliberately not here: the requests themselves and how answers are combined (`admin`).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -96,6 +96,13 @@ impl Fleet {
         let number = registered.last;
         registered.open.insert(number, Registered { gateway, questions });
         (Registration { fleet: self.clone(), number }, receiver)
+    }
+
+    /// The names of the registered gateways.
+    #[must_use]
+    pub fn registered(&self) -> BTreeSet<String> {
+        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        registered.open.values().map(|one| one.gateway.clone()).collect()
     }
 
     /// Queries all gateways of these names and waits for the slowest.

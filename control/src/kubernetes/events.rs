@@ -1,10 +1,10 @@
 //! Writes notes as Events (events.k8s.io/v1) of the objects that they are about.
 //!
-//! Invariant: one note is one Event object. A repetition within [`REPEATED_AFTER`] is not written; a later one is
-//! counted in the `series` of the same object, because Events expire after an hour. Warnings are written before normal
-//! Events, round robin over namespaces, and a namespace whose Events the server rejects delays no other. No Event is
-//! written about an object that is being deleted. Recording never blocks; Events that do not fit into the queue are
-//! dropped, normal ones first, and remain in the log.
+//! Invariant: one note is one Event object. A repetition within [`REPEATED_AFTER`] is not written, unless it is a change
+//! that happened again; others are counted in the `series` of the same object, because Events expire after an hour.
+//! Warnings are written before normal Events, round robin over namespaces, and a namespace whose Events the server rejects
+//! delays no other. No Event is written about an object that is being deleted. Recording never blocks; Events that do not
+//! fit into the queue are dropped, normal ones first, and remain in the log.
 //! Deliberately not here: which notes exist.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -234,11 +234,21 @@ impl EventWriter {
         self.record_at(note, uid, Instant::now());
     }
 
+    /// Enqueues a note about a change, also if an equal one was written recently, unless its namespace is being deleted.
+    pub fn record_change(&self, note: &Note, uid: Option<&str>) {
+        self.enqueue(note, uid, Instant::now(), Duration::ZERO);
+    }
+
     fn record_at(&self, note: &Note, uid: Option<&str>, now: Instant) {
+        self.enqueue(note, uid, now, REPEATED_AFTER);
+    }
+
+    /// Enqueues a note, unless it was written within `repeated_after`.
+    fn enqueue(&self, note: &Note, uid: Option<&str>, now: Instant, repeated_after: Duration) {
         let key = key(note, uid);
         let mut state = self.state();
         let known = state.reported.get(&note.subject).and_then(|known| known.get(&key));
-        let is_recent = known.is_some_and(|reported| now.duration_since(reported.last) < REPEATED_AFTER);
+        let is_recent = known.is_some_and(|reported| now.duration_since(reported.last) < repeated_after);
         if is_recent || namespace(&note.subject).is_some_and(|namespace| state.ending.contains(namespace)) {
             return;
         }
@@ -508,6 +518,18 @@ mod tests {
         assert_eq!(queued, [("one".to_owned(), 1), ("two".to_owned(), 1)]);
         writer.record_at(&note("one"), Some("u"), now + REPEATED_AFTER);
         assert_eq!(all(&writer)[0].count, 2);
+    }
+
+    #[test]
+    fn a_change_that_happens_again_is_written_again() {
+        let writer = EventWriter::new("edge-1");
+        let fails = about("shop", "web", Cause::BackendsUnhealthy, "1 of 3");
+        let returns = about("shop", "web", Cause::BackendsReturned, "0 of 3");
+        for (note, count) in [(&fails, 1), (&returns, 1), (&fails, 2), (&returns, 2)] {
+            writer.record_change(note, Some("u"));
+            let queued: Vec<_> = all(&writer).into_iter().map(|waiting| (waiting.note, waiting.count)).collect();
+            assert_eq!(queued, [(note.clone(), count)]);
+        }
     }
 
     #[test]

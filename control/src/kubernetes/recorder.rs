@@ -56,6 +56,14 @@ impl Recorder {
         self.repeat(note, uid);
     }
 
+    /// Records a change, also if an equal one was recorded lately: its opposite has happened in between.
+    pub fn record_change(&self, note: &Note, uid: Option<&str>) {
+        self.list(note);
+        if let Some(events) = &self.events {
+            events.record_change(note, uid);
+        }
+    }
+
     /// Whether a note held before a reload and has not been found again yet.
     fn is_from_before(&self, note: &Note, now: Instant) -> bool {
         let mut from_before = self.from_before.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,6 +152,17 @@ mod tests {
         let later = Recorder::after(Some(&before), None);
         later.record_at(&note("standing"), None, Instant::now() + FOUND_AGAIN_WITHIN);
         assert_eq!(texts(&later), ["standing", "standing"], "it did not hold after the reload");
+    }
+
+    #[test]
+    fn a_change_is_news_although_an_equal_one_was_before_a_reload() {
+        let remark = Remark::new(Cause::BackendsUnhealthy, "1 of 3");
+        let note = Note { subject: Subject::Gateway("edge-1".to_owned()), remark };
+        let before = Recorder::default();
+        before.record_change(&note, None);
+        let after = Recorder::after(Some(&before), None);
+        after.record_change(&note, None);
+        assert_eq!(after.newest().len(), 2);
     }
 
     #[test]

@@ -22,6 +22,13 @@ impl Trouble {
         let (object, cause) = (format!("Gateway {gateway}"), "it starts".to_owned());
         Self { kind: Kind::NotReady, object, cause, since_s: now_s }
     }
+
+    /// A controller that does not know its group yet.
+    #[must_use]
+    pub fn controller_starting(now_s: u64) -> Self {
+        let (object, cause) = ("Controller".to_owned(), "it starts".to_owned());
+        Self { kind: Kind::ControllerStarting, object, cause, since_s: now_s }
+    }
 }
 
 /// Collects troubles.

@@ -25,8 +25,9 @@ const FAULTS: [&str; 9] = [
     "truncated",
     "ipv4_checksum",
 ];
-/// So many of them a minute are no trouble: a neighbour that is resolved anew costs some.
-const FAULTS_A_MINUTE: u64 = 60;
+/// So many of them within the last minute are no trouble, nor within the part of it that is known so far: a neighbour
+/// that is resolved anew costs some.
+const FAULTS_MAX: u64 = 60;
 
 pub(super) fn look(gateway: &ObservedGateway, found: &mut Findings) {
     let own = format!("Gateway {}", gateway.status.gateway);
@@ -80,13 +81,17 @@ fn look_at_workers(accounts: &[v1::Account], recent: &Recent, found: &mut Findin
         found.add(Kind::WorkerBusy, format!("Worker {worker}"), format!("it spends {percent} % of its time on packets"));
     }
     for (task, failures) in &recent.failures {
-        found.add(Kind::TaskFails, format!("Task {task}"), format!("it {}", failed(*failures, recent.seconds)));
+        found.add(
+            Kind::TaskFails,
+            format!("Task {task}"),
+            format!("it failed {} within {} s", counted(*failures, "time"), recent.seconds),
+        );
     }
 }
 
-fn failed(times: u64, seconds: u64) -> String {
-    let plural = if times == 1 { "" } else { "s" };
-    format!("failed {times} time{plural} within {seconds} s")
+/// `1 packet`, `2 packets`.
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn look_at_port(port: &v1::PortStatus, recent: &Recent, found: &mut Findings) {
@@ -98,8 +103,8 @@ fn look_at_port(port: &v1::PortStatus, recent: &Recent, found: &mut Findings) {
         _ => found.add(Kind::PortDown, &object, "it has no link"),
     }
     if let Some(missed) = recent.missed.get(&port.name).filter(|missed| **missed > 0) {
-        let seconds = recent.seconds;
-        found.add(Kind::PacketsMissed, object, format!("{missed} packets found its receive queue full within {seconds} s"));
+        let (packets, seconds) = (counted(*missed, "packet"), recent.seconds);
+        found.add(Kind::PacketsMissed, object, format!("{packets} found its receive queue full within {seconds} s"));
     }
 }
 
@@ -109,11 +114,11 @@ fn look_at_drops(recent: &Recent, found: &mut Findings) {
         let kind = match reason.as_str() {
             "snat_exhausted" => Kind::SnatExhausted,
             "flow_table_full" => Kind::FlowTableFull,
-            reason if FAULTS.contains(&reason) && packets * 60 > FAULTS_A_MINUTE * seconds.max(1) => Kind::Drops,
+            reason if FAULTS.contains(&reason) && *packets > FAULTS_MAX => Kind::Drops,
             _ => continue,
         };
         if *packets > 0 {
-            found.add(kind, format!("Drop reason {reason}"), format!("{packets} packets within {seconds} s"));
+            found.add(kind, format!("Drop reason {reason}"), format!("{} within {seconds} s", counted(*packets, "packet")));
         }
     }
 }
@@ -131,8 +136,8 @@ fn look_at_fleet(fleet: &v1::GatewayStatus, recent: &Recent, own: &str, found: &
         found.add(Kind::Unfit, own, format!("it leaves its VIPs to others: {}", fleet.unfit));
     }
     if recent.election_restarts > 0 {
-        let (times, seconds) = (recent.election_restarts, recent.seconds);
-        found.add(Kind::ElectionRestarts, own, format!("it gave up its VIPs {times} times within {seconds} s"));
+        let (times, seconds) = (counted(recent.election_restarts, "time"), recent.seconds);
+        found.add(Kind::ElectionRestarts, own, format!("it gave up its VIPs {times} within {seconds} s"));
     }
     for partner in fleet.partners.iter().filter(|partner| !partner.in_sync) {
         let lag = partner.lag_ms.map_or_else(|| "it is not reached".to_owned(), |lag_ms| format!("it lags by {lag_ms} ms"));

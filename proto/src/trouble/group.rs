@@ -6,6 +6,11 @@ use super::observed::ObservedGroup;
 use crate::v1;
 
 pub(super) fn look(group: &ObservedGroup, found: &mut Findings) {
+    if let Some(why) = &group.starting {
+        found.add(Kind::ControllerStarting, "Controller", why);
+    } else if group.gateways.iter().all(|gateway| gateway.version.is_empty()) {
+        found.add(Kind::NoGateway, "Controller", "no gateway is connected to it");
+    }
     for gateway in &group.gateways {
         look_at_gateway(gateway, group.newest, found);
     }

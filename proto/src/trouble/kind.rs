@@ -36,6 +36,8 @@ pub enum Kind {
     StateExpired,
     WorkerStalled,
     PortDown,
+    ControllerStarting,
+    NoGateway,
     GatewayAway,
     GatewaySilent,
     GatewayNotReady,
@@ -65,6 +67,7 @@ pub enum Kind {
     PartnerBehind,
     ControllerAway,
     GatewayBehind,
+    VersionDiffers,
     PoolConflict,
     PoolUnannounced,
     CertificateExpires,
@@ -116,7 +119,7 @@ const fn notice(kind: Kind, word: &'static str, grace_s: u64, remedy: &'static s
     Facts { kind, word, severity: Severity::Notice, grace_s, remedy }
 }
 
-static TABLE: [Facts; 41] = [
+static TABLE: [Facts; 44] = [
     critical(
         Kind::NotReady,
         "not-ready",
@@ -142,12 +145,24 @@ static TABLE: [Facts; 41] = [
         "cable, switch port, `ip link` of the twin; `sluicectl ports`; runbook SluicePortDown",
     ),
     critical(
+        Kind::ControllerStarting,
+        "controller-starting",
+        0,
+        "ask again in a moment; if it stays, the log of the controller says which objects it cannot read",
+    ),
+    critical(
+        Kind::NoGateway,
+        "no-gateway",
+        5,
+        "`systemctl status sluiced` on the gateways: do they run, and dial this controller? Their log has the reason",
+    ),
+    critical(
         Kind::GatewayAway,
         "gateway-away",
         5,
         "`systemctl status sluiced` there; drain a gateway that is away for good: `sluicectl drain gateway/NAME`",
     ),
-    critical(Kind::GatewaySilent, "gateway-silent", 0, "ask it there: `sluicectl status`; its log says what it does"),
+    critical(Kind::GatewaySilent, "gateway-silent", 5, "ask it there: `sluicectl status`; its log says what it does"),
     critical(Kind::GatewayNotReady, "gateway-not-ready", 5, "ask it there: `sluicectl status`; its log says what it waits for"),
     critical(
         Kind::VipUnowned,
@@ -269,6 +284,12 @@ static TABLE: [Facts; 41] = [
         "gateway-behind",
         10,
         "its log says why it does not apply the newest state; runbook SluiceNetworkProgrammingSlow",
+    ),
+    warning(
+        Kind::VersionDiffers,
+        "version-differs",
+        0,
+        "its own troubles are not listed here: ask it there, `sluicectl status`; give all the same version",
     ),
     warning(Kind::PoolConflict, "pool-conflict", 5, "change the addresses of one of the pools; until then this one is not used"),
     warning(

@@ -61,9 +61,11 @@ pub struct ObservedGateway {
 /// What the leader of a group of gateways knows.
 #[derive(Clone, Debug, Default)]
 pub struct ObservedGroup {
+    /// Why not all is known yet; `None`: all objects are read, and gateways had time to connect.
+    pub starting: Option<String>,
     /// Connected and disconnected gateways.
     pub gateways: Vec<v1::GatewayStatus>,
-    /// Gateways that gave no answer, and why.
+    /// Gateways that cannot be asked, and why.
     pub silent: Vec<v1::Silent>,
     /// VIPs.
     pub vips: Vec<v1::VipStatus>,

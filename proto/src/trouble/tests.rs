@@ -61,6 +61,7 @@ fn group() -> ObservedGroup {
         ..Default::default()
     };
     ObservedGroup {
+        starting: None,
         gateways: vec![gateway("edge-1"), gateway("edge-2")],
         silent: Vec::new(),
         vips: vec![vip],
@@ -156,7 +157,7 @@ fn troubles_of_a_gateway() {
         ),
         (
             of_gateway(|all| all.recent.drops = grown("snat_exhausted", 1)),
-            "critical snat-exhausted Drop reason snat_exhausted: 1 packets within 60 s",
+            "critical snat-exhausted Drop reason snat_exhausted: 1 packet within 60 s",
         ),
         (
             of_gateway(|all| all.recent.drops = grown("no_route", 61)),
@@ -185,6 +186,12 @@ fn troubles_of_a_gateway() {
     for (reason, packets) in [("no_route", 60), ("unknown_vip", 1_000_000)] {
         assert_eq!(of_gateway(|all| all.recent.drops = grown(reason, packets)), Vec::<String>::new(), "{reason}");
     }
+    let just_started = |packets| {
+        let drops = grown("neighbour_unresolved", packets);
+        of_gateway(|all| all.recent = Recent { seconds: 2, drops, ..Recent::default() })
+    };
+    assert_eq!(just_started(3), Vec::<String>::new(), "some drops of a start");
+    assert_eq!(just_started(61), ["warning drops Drop reason neighbour_unresolved: 61 packets within 2 s"]);
 }
 
 #[test]
@@ -204,8 +211,8 @@ fn troubles_of_a_gateway_in_its_fleet() {
             "warning unfit Gateway edge-1: it leaves its VIPs to others: no link",
         ),
         (
-            of_gateway(|all| all.recent.election_restarts = 2),
-            "warning election-restarts Gateway edge-1: it gave up its VIPs 2 times within 60 s",
+            of_gateway(|all| all.recent.election_restarts = 1),
+            "warning election-restarts Gateway edge-1: it gave up its VIPs 1 time within 60 s",
         ),
         (
             of_gateway(|all| (all.fleet.partners[0].in_sync, all.fleet.partners[0].lag_ms) = (false, None)),
@@ -319,6 +326,10 @@ fn troubles_of_a_group() {
     for (found, expected) in rows {
         assert_eq!(found, [expected]);
     }
+    let starting = of_group(|all| (all.starting, all.gateways, all.vips) = (Some("it reads".into()), vec![], vec![]));
+    assert_eq!(starting, ["critical controller-starting Controller: it reads"]);
+    let alone = of_group(|all| (all.gateways, all.vips) = (vec![], vec![]));
+    assert_eq!(alone, ["critical no-gateway Controller: no gateway is connected to it"]);
     let routed = of_group(|all| {
         (all.vips[0].announce, all.vips[0].gateways) = ("routed".into(), vec!["edge-1".into(), "edge-2".into()]);
     });
@@ -349,17 +360,43 @@ fn troubles_of_certificates() {
 
 #[test]
 fn the_worst_comes_first_and_many_of_a_kind_are_cut() {
-    let found = after(|all| {
-        all.gateway.as_mut().unwrap().status.draining = true;
-        all.gateway.as_mut().unwrap().ports[0].link = "down".into();
-        let service =
-            |number| v1::ServiceStatus { name: format!("web-{number:03}"), backends: 2, healthy: 1, ..Default::default() };
-        all.services = (0..300).map(service).collect();
-    });
+    let mut observed = well();
+    observed.gateway.as_mut().unwrap().status.draining = true;
+    observed.gateway.as_mut().unwrap().ports[0].link = "down".into();
+    let service = |number| v1::ServiceStatus { name: format!("web-{number:03}"), backends: 2, healthy: 1, ..Default::default() };
+    observed.services = (0..300).map(service).collect();
+    let found = Memory::default().settle(find(&observed), NOW_S);
     assert_eq!(found.len(), 1 + OF_A_KIND_MAX + 1 + 1);
-    assert!(found[0].starts_with("critical port-down") && found[1].contains("Service /web-000"), "{found:?}");
-    assert_eq!(found[OF_A_KIND_MAX + 1], "warning some-unhealthy 250 others: as those above");
-    assert!(found[OF_A_KIND_MAX + 2].starts_with("notice drained"), "{found:?}");
+    assert!(found[0].kind == Kind::PortDown && found[1].object == "Service /web-000", "{found:?}");
+    let others = &found[OF_A_KIND_MAX + 1];
+    assert_eq!(
+        (others.kind, others.object.as_str(), others.cause.as_str()),
+        (Kind::SomeUnhealthy, OTHERS, "250 more, as those above")
+    );
+    assert_eq!(found[OF_A_KIND_MAX + 2].kind, Kind::Drained);
+}
+
+#[test]
+fn a_trouble_that_moves_up_the_list_keeps_its_beginning_and_its_grace() {
+    let trouble = |number: usize| Trouble {
+        kind: Kind::NoEndpoints,
+        object: format!("Service default/web-{number:03}"),
+        cause: "none".into(),
+        since_s: NOW_S + 100,
+    };
+    let dated = |trouble: Trouble, since_s| Trouble { since_s, ..trouble };
+    let mut memory = Memory::default();
+    let first: Vec<_> = (0..=OF_A_KIND_MAX).map(|number| dated(trouble(number), NOW_S)).collect();
+    assert_eq!(memory.settle(first, NOW_S), [], "they have not lasted for their grace");
+    let listed = memory.settle((1..=OF_A_KIND_MAX).map(trouble).collect(), NOW_S + 100);
+    assert_eq!(listed.len(), OF_A_KIND_MAX, "all have lasted, also the last, which was not listed before");
+    assert!(listed.iter().all(|trouble| trouble.since_s == NOW_S), "{listed:?}");
+    // A new trouble at the head of the list is no reason that an older one is not listed.
+    let all = memory.settle((0..=OF_A_KIND_MAX).map(trouble).collect(), NOW_S + 100);
+    assert_eq!(all, listed, "the new one has not lasted for its grace");
+    let all = memory.settle((0..OF_A_KIND_MAX + 2).map(trouble).collect(), NOW_S + 200);
+    assert_eq!((all.len(), all[0].since_s, all[1].since_s), (OF_A_KIND_MAX + 1, NOW_S + 100, NOW_S));
+    assert_eq!((all[OF_A_KIND_MAX].object.as_str(), all[OF_A_KIND_MAX].since_s), (OTHERS, NOW_S), "the oldest of the others");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Invariant: at most [`SAVED_MAX`] backends and [`BYTES_MAX`] bytes, those that changed last. A file that cannot be used
 //! costs a warning and the history, never a start. It is not synced to disk: after a power cut an older one may count.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -89,11 +90,19 @@ impl HistoryFile {
         histories.restore(known);
     }
 
-    /// Writes what is known, if that has changed since it was written last. Blocks.
+    /// Writes what is known, if that has changed since it was written last; the next call tries again what could not be
+    /// written. Blocks.
     pub fn save(&self, histories: &BackendHistories) {
         let Some(content) = unsaved(histories) else { return };
         let bytes = seal(FORMAT, Moment::now(), &content);
-        if let Err(error) = self.dirs.replace(HISTORY, Survives::Process, [&bytes[..]].into_iter()) {
+        let written = self.dirs.replace(HISTORY, Survives::Process, [&bytes[..]].into_iter());
+        let mut known = histories.lock();
+        known.is_unsaved |= written.is_err();
+        let was_failing = std::mem::replace(&mut known.is_save_failing, written.is_err());
+        drop(known);
+        if let Err(error) = written
+            && !was_failing
+        {
             let dir = self.dirs.disk().display();
             tracing::warn!(%dir, %error, "the history of backends cannot be saved; a restart forgets what is new in it");
         }
@@ -118,14 +127,12 @@ fn unsaved(histories: &BackendHistories) -> Option<Vec<u8>> {
     if !std::mem::take(&mut known.is_unsaved) {
         return None;
     }
-    let last_s = |history: &BackendHistory| history.changes.back().map_or(0, |last| last.at_s);
-    let mut all: Vec<_> = known.all.iter().map(|(subject, history)| (last_s(history), record(subject, history))).collect();
+    let newest = newest(&known.all);
     drop(known);
-    all.sort_by_key(|(last_s, _)| std::cmp::Reverse(*last_s));
     let mut content = vec![b'['];
-    for (_, record) in all.iter().take(SAVED_MAX) {
+    for (subject, history) in &newest {
         // A record of texts and numbers can be written.
-        let Ok(text) = serde_json::to_vec(record) else { continue };
+        let Ok(text) = serde_json::to_vec(&record(subject, history)) else { continue };
         if content.len() + text.len() + 2 > BYTES_MAX {
             break;
         }
@@ -136,6 +143,18 @@ fn unsaved(histories: &BackendHistories) -> Option<Vec<u8>> {
     }
     content.push(b']');
     Some(content)
+}
+
+/// The [`SAVED_MAX`] backends that changed last, these first. Probes wait meanwhile, so texts are made later.
+fn newest(all: &HashMap<Subject, BackendHistory>) -> Vec<(Subject, BackendHistory)> {
+    let last = |(_, history): &(&Subject, &BackendHistory)| Reverse(history.changes.back().map_or(0, |last| last.at_s));
+    let mut newest: Vec<_> = all.iter().collect();
+    if newest.len() > SAVED_MAX {
+        newest.select_nth_unstable_by_key(SAVED_MAX, last);
+        newest.truncate(SAVED_MAX);
+    }
+    newest.sort_by_key(last);
+    newest.into_iter().map(|(subject, history)| (subject.clone(), history.clone())).collect()
 }
 
 fn record(subject: &Subject, history: &BackendHistory) -> Record {

@@ -38,6 +38,7 @@ const ONE: &str = "10.0.0.1:80";
 const HEALTHY: (&str, bool, bool) = (ONE, true, false);
 const FAILING: (&str, bool, bool) = (ONE, false, false);
 const DRAINING: (&str, bool, bool) = (ONE, true, true);
+const AT_START: &str = "0 healthy: the gateway started; nothing earlier is known";
 
 #[test]
 fn each_change_is_noted_once_with_its_cause() {
@@ -55,7 +56,7 @@ fn each_change_is_noted_once_with_its_cause() {
     follow(&[HEALTHY], &Causes::new());
     follow(&[("10.0.0.2:80", true, false)], &Causes::new());
     let expected = [
-        "0 healthy: its Service lists it",
+        AT_START,
         "20 unhealthy: tcp 10.0.0.1:80 refused",
         "30 healthy: its probes pass",
         "40 draining: it drains: its endpoint ends, or it is drained by hand",
@@ -63,8 +64,18 @@ fn each_change_is_noted_once_with_its_cause() {
         "60 removed: its Service no longer lists it",
     ];
     assert_eq!(turns(&histories, ONE), expected);
+    assert_eq!(turns(&histories, "10.0.0.2:80"), ["60 healthy: its Service lists it"]);
     assert_eq!(history(&histories, ONE).down_today_s(NOON_S + 100), 10);
     assert_eq!(histories.removed().keys().collect::<Vec<_>>(), [&subject(ONE)]);
+}
+
+#[test]
+fn a_service_that_is_created_after_the_start_lists_its_backends() {
+    let histories = BackendHistories::default();
+    histories.follow(&Views::new(), &Causes::new(), NOON_S);
+    histories.follow(&services(&[HEALTHY]), &Causes::new(), NOON_S + 10);
+    assert_eq!(turns(&histories, ONE), ["10 healthy: its Service lists it"]);
+    assert_eq!(histories.since_s([&subject(ONE), &subject("10.0.0.2:80")]), [Some(NOON_S + 10), None]);
 }
 
 #[test]
@@ -86,7 +97,11 @@ fn the_last_ten_changes_are_kept_and_many_of_them_are_flapping() {
     }
     assert_eq!(history(&histories, ONE).changes.len(), CHANGES_MAX);
     let flapping = |after_s| histories.flapping(NOON_S + after_s).get(&subject(ONE)).copied();
-    assert_eq!((flapping(19 * 60), flapping(24 * 60), flapping(25 * 60)), (Some(10), Some(6), None));
+    // What the first of ten was before is not known any more.
+    assert_eq!((flapping(19 * 60), flapping(24 * 60), flapping(25 * 60)), (Some(9), Some(6), None));
+    assert_eq!(flapping(10 * 60), None, "changes of the future are of a clock that was wrong");
+    histories.follow(&services(&[("10.0.0.2:80", true, false)]), &Causes::new(), NOON_S + 19 * 60);
+    assert_eq!(flapping(19 * 60), None, "it is gone");
 }
 
 #[test]
@@ -128,8 +143,48 @@ fn a_restart_keeps_the_history_and_notes_only_what_changed_meanwhile() {
     file.restore(&after);
     assert_eq!(history(&after, ONE), history(&before, ONE));
     after.follow(&services(&[FAILING]), &causes(ONE), NOON_S + 30);
-    assert_eq!(turns(&after, ONE), ["0 healthy: its Service lists it", "10 unhealthy: tcp 10.0.0.1:80 refused"]);
-    assert_eq!(turns(&after, two), ["0 healthy: its Service lists it", "30 removed: its Service no longer lists it"]);
+    assert_eq!(turns(&after, ONE), [AT_START, "10 unhealthy: tcp 10.0.0.1:80 refused"]);
+    assert_eq!(turns(&after, two), [AT_START, "30 removed: its Service no longer lists it"]);
+}
+
+#[test]
+fn what_could_not_be_written_is_written_by_the_next_call_and_a_cause_that_comes_later_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("state");
+    fs::write(&disk, "no directory").unwrap();
+    let file = HistoryFile::new(StateDirs::with_runtime(&disk, None));
+    let (histories, failing) = (BackendHistories::default(), services(&[FAILING]));
+    let saved = || {
+        file.save(&histories);
+        let after = BackendHistories::default();
+        file.restore(&after);
+        after.of([&subject(ONE)]).remove(0).0.map(|history| history.changes[0].cause.to_string())
+    };
+    histories.follow(&failing, &Causes::new(), NOON_S);
+    assert_eq!(saved(), None);
+    fs::remove_file(&disk).unwrap();
+    assert_eq!(saved().as_deref(), Some(""), "nothing has changed since");
+    histories.follow(&failing, &causes(ONE), NOON_S + 1);
+    assert_eq!(saved().as_deref(), Some("tcp 10.0.0.1:80 refused"));
+}
+
+#[test]
+fn the_file_has_the_backends_that_changed_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = HistoryFile::new(StateDirs::with_runtime(dir.path(), None));
+    let address = |n: u64| subject(&format!("10.0.{}.{}:80", n / 250, n % 250 + 1));
+    let before = BackendHistories::default();
+    let mut known = before.lock();
+    known.is_unsaved = true;
+    for n in 0..10_002 {
+        known.all.entry(address(n)).or_default().turn(BackendCondition::Healthy, "its probes pass", NOON_S + n);
+    }
+    drop(known);
+    file.save(&before);
+    let after = BackendHistories::default();
+    file.restore(&after);
+    assert_eq!(after.lock().all.len(), 10_000);
+    assert_eq!(after.since_s([&address(1), &address(2), &address(10_001)]), [None, Some(NOON_S + 2), Some(NOON_S + 10_001)]);
 }
 
 #[test]

@@ -92,6 +92,11 @@ impl ClientError {
     pub(crate) const fn is_usage(&self) -> bool {
         matches!(self, Self::NoCertificates | Self::Certificates(_) | Self::Answer { code: Code::InvalidArgument, .. })
     }
+
+    /// Whether the same request fails again, whatever the server does meanwhile.
+    pub(crate) const fn is_final(&self) -> bool {
+        self.is_usage() || matches!(self, Self::Answer { code: Code::NotFound | Code::PermissionDenied, .. })
+    }
 }
 
 /// An error with its causes: tonic's own text is "transport error".

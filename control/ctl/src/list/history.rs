@@ -9,11 +9,14 @@ use std::net::{IpAddr, SocketAddr};
 use objects::text::listed;
 use proto::v1;
 
+use super::wrap::wrapped;
 use super::{format_error, silent_text, write_yaml};
 use crate::args::{HistoryArguments, StatusOutput};
 use crate::client::{Server, ask};
 use crate::error::CtlError;
 
+/// What stands before the last check.
+const LAST_CHECK: &str = "  last check ";
 /// Names of Services in a message.
 const NAMES_MAX: usize = 20;
 
@@ -46,42 +49,44 @@ pub(crate) async fn print(server: &Server, arguments: &HistoryArguments, out: &m
 /// Whether a row is of this Service (`NAMESPACE/NAME` or `NAME`), or of this backend (`ADDRESS:PORT` or `ADDRESS`).
 fn is_about(row: &v1::BackendStatus, object: &str, ip: Option<IpAddr>) -> bool {
     let name = row.service.split_once('/').map_or("", |(_, name)| name);
-    match ip {
-        Some(_) if object.parse::<SocketAddr>().is_ok() => row.address == object,
-        Some(ip) => row.address.parse::<SocketAddr>().is_ok_and(|address| address.ip() == ip),
-        None => row.service == object || name == object,
+    let address = row.address.parse::<SocketAddr>();
+    match (object.parse::<SocketAddr>(), ip) {
+        (Ok(wanted), _) => address == Ok(wanted),
+        (Err(_), Some(ip)) => address.is_ok_and(|address| address.ip() == ip),
+        (Err(_), None) => row.service == object || name == object,
     }
 }
 
 fn text(row: &v1::BackendStatus) -> String {
     let at = if row.gateway.is_empty() { String::new() } else { format!(" at {}", row.gateway) };
-    let mut lines = vec![format!("{} {} of {}{at}", row.protocol, row.address, row.service)];
+    let mut lines = vec![wrapped("", &format!("{} {} of {}{at}", row.protocol, row.address, row.service), 0)];
     match row.changes.first() {
-        None => lines.push("  no history: the gateway keeps none of it, or is of an older version".to_owned()),
+        None => lines.push("  no history: the gateway keeps none of it, or is of an older version\n".to_owned()),
         Some(now) => {
             let down_s = row.down_today_s.unwrap_or(0);
             let down = if down_s > 0 { format!(", unhealthy for {} today", span(down_s)) } else { String::new() };
-            lines.push(format!("  {} since {}{down}", now.state, row.since));
+            lines.push(wrapped("", &format!("{} since {}{down}", now.state, row.since), 2));
         }
     }
     if let Some(check) = &row.last_check {
-        lines.push(format!("  last check {}", check_text(check, row.healthy)));
+        lines.push(wrapped(LAST_CHECK, &check_text(check), LAST_CHECK.len()));
     }
     let state = row.changes.iter().map(|change| change.state.len()).max().unwrap_or(0);
     for v1::BackendChange { at, state: to, cause } in &row.changes {
-        lines.push(format!("  {at}  {to:<state$}  {cause}").trim_end().to_owned());
+        let mark = format!("  {at}  {to:<state$}  ");
+        lines.push(wrapped(&mark, cause, mark.len()));
     }
-    lines.push(String::new());
-    lines.join("\n")
+    lines.concat()
 }
 
-fn check_text(check: &v1::LastCheck, is_healthy: bool) -> String {
+fn check_text(check: &v1::LastCheck) -> String {
     let result = if check.passed { "passed".to_owned() } else { format!("failed: {}", check.found) };
     let took = format!("{}.{:01} ms", check.duration_us / 1000, check.duration_us % 1000 / 100);
-    let next = match (check.contrary, is_healthy) {
+    // The backend may differ from the target of this check in health: another of its targets fails.
+    let next = match (check.contrary, check.passed) {
         (0, _) => String::new(),
-        (contrary, true) => format!("; {contrary} of {} failed checks after which it is unhealthy", check.needed),
-        (contrary, false) => format!("; {contrary} of {} passed checks after which it is healthy", check.needed),
+        (contrary, true) => format!("; {contrary} of {} passed checks after which it is healthy", check.needed),
+        (contrary, false) => format!("; {contrary} of {} failed checks after which it is unhealthy", check.needed),
     };
     format!("{}, {took}, {result}{next}", check.at)
 }
@@ -126,7 +131,7 @@ mod tests {
             down_today_s: Some(310),
             last_check: Some(check),
             changes: vec![
-                change("2026-01-31T12:00:00Z", "unhealthy", "tcp 10.0.0.1:80 refused"),
+                change("2026-01-31T12:00:00Z", "unhealthy", "tcp 10.0.0.1:80 refused, as the gateway was told by its host"),
                 change("2026-01-31T11:00:00Z", "healthy", "its Service lists it"),
             ],
             ..row("10.0.0.1:80")
@@ -134,12 +139,16 @@ mod tests {
         let expected = "\
 tcp 10.0.0.1:80 of default/web at edge-1
   unhealthy since 2026-01-31T12:00:00Z, unhealthy for 5m10s today
-  last check 2026-01-31T12:01:00Z, 1.2 ms, passed; 1 of 2 passed checks after which it is healthy
-  2026-01-31T12:00:00Z  unhealthy  tcp 10.0.0.1:80 refused
+  last check 2026-01-31T12:01:00Z, 1.2 ms, passed; 1 of 2 passed checks after
+             which it is healthy
+  2026-01-31T12:00:00Z  unhealthy  tcp 10.0.0.1:80 refused, as the gateway was
+                                   told by its host
   2026-01-31T11:00:00Z  healthy    its Service lists it
 ";
         assert_eq!(text(&failing), expected);
         assert!(text(&row("10.0.0.2:80")).contains("no history"));
+        let check = v1::LastCheck { found: "late".into(), contrary: 1, needed: 3, ..Default::default() };
+        assert!(check_text(&check).ends_with("failed: late; 1 of 3 failed checks after which it is unhealthy"));
     }
 
     #[test]
@@ -149,7 +158,7 @@ tcp 10.0.0.1:80 of default/web at edge-1
             let ip = object.parse::<SocketAddr>().map(|address| address.ip()).or_else(|_| object.parse::<IpAddr>()).ok();
             is_about(&row, object, ip)
         };
-        for object in ["web", "default/web", "[fd00::1]:80", "fd00::1"] {
+        for object in ["web", "default/web", "[fd00::1]:80", "[FD00:0::1]:80", "fd00::1", "FD00::1"] {
             assert!(about(object), "{object}");
         }
         for object in ["default", "other/web", "[fd00::1]:81", "fd00::2"] {

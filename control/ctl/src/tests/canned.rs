@@ -323,12 +323,18 @@ impl Admin for Canned {
         let drain_of = drain("10.0.0.11:8080", None);
         let of_weight = v1::Override { kind: "weight".into(), service: "default/web".into(), weight: Some(0), ..drain_of };
         let mut overrides = vec![drain("worker-1", Some(12)), drain("worker-2", None), of_weight];
-        // Its only flow ends after the first answer since it is drained.
+        // Its only flow begins after the first answer since it is drained. A new leader has not read all objects.
         if self.drained.load(Ordering::Relaxed) {
-            let left = 1 - self.asked.fetch_add(1, Ordering::Relaxed).min(1);
-            overrides.push(v1::Override { kind: "gateway".into(), ..drain("edge-1", Some(left)) });
+            let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+            if asked == 2 {
+                return Err(Status::failed_precondition("this controller does not lead"));
+            }
+            overrides.push(v1::Override { kind: "node".into(), ..drain("edge-1", Some(0)) });
+            overrides.push(v1::Override { kind: "gateway".into(), ..drain("edge-1", Some(u64::from(asked == 1))) });
         }
-        Ok(Response::new(v1::ListOverridesResponse { overrides, silent: Vec::new() }))
+        let silent = v1::Silent { gateway: "edge-3".into(), reason: "it gave no answer".into() };
+        let silent = self.of_several.then_some(silent).into_iter().collect();
+        Ok(Response::new(v1::ListOverridesResponse { overrides, silent }))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::ChangeResponse>, Status> {
@@ -336,7 +342,8 @@ impl Admin for Canned {
         match target.as_str() {
             "edge-1" => {
                 self.drained.store(true, Ordering::Relaxed);
-                Ok(Response::new(v1::ChangeResponse { summary: format!("drained by {by}"), notes: vec!["l2".into()] }))
+                let (summary, notes, target) = (format!("drained by {by}"), vec!["l2".into()], "gateway/edge-1".into());
+                Ok(Response::new(v1::ChangeResponse { summary, notes, target }))
             }
             other => Err(Status::not_found(format!("{other} is neither a gateway (edge-1) nor a node (none)"))),
         }

@@ -249,9 +249,7 @@ fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> Ser
     let subject =
         |(at, protocol): &(SocketAddr, Protocol)| Subject { service: Arc::clone(&view.name), protocol: *protocol, address: *at };
     let subjects: Vec<_> = all.iter().map(|(at, ..)| subject(at)).collect();
-    let since = sources.histories.of(&subjects).into_iter().map(|(history, _)| {
-        history.and_then(|history| history.changes.back().map(|last| of_time(last.at_s))).unwrap_or_default()
-    });
+    let since = sources.histories.since_s(&subjects).into_iter().map(|since_s| since_s.map(of_time).unwrap_or_default());
     let member =
         |(((address, protocol), row, traffic), since): ((&(SocketAddr, Protocol), &BackendRow, TrafficCounts), String)| {
             MemberRow {
