@@ -32,7 +32,7 @@ pub(super) mod operation {
 /// | bytes | what | filled by |
 /// |---|---|---|
 /// | 0 to 7 | hash of addresses and ports | recognition |
-/// | 8 to 15 | length, offset, port, kind, padding, operations | recognition; port and operations by the decision |
+/// | 8 to 15 | length, offset, port, kind, padding, operations | recognition; port and operations by `hits`, `eight` or `open` |
 /// | 16 to 19 | flow and direction | the lookup |
 /// | 20 to 23 | link of arrival | recognition |
 ///
