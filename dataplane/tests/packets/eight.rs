@@ -82,7 +82,7 @@ struct Kind {
     is_v4: Option<bool>,
     /// Which sides are on VLANs.
     tagged: [bool; 2],
-    /// Backends are on the port of the clients.
+    /// Backends are on the port of the clients, on a VLAN.
     one_port: bool,
     /// Backends are behind two routers.
     routed: bool,
@@ -126,7 +126,9 @@ fn kind() -> impl Strategy<Value = Kind> {
         let both_sides = both_sides && !any_two_way && !one_port;
         // Without replies, all come from clients.
         let replies = if any_two_way { replies } else { Some(false) };
-        Kind { modes, is_v4, tagged: [uplink, cluster], one_port, routed, both_sides, replies, two_vlans, many_sources }
+        // The SNAT addresses are those of another port's own network, unless they have a VLAN.
+        let tagged = [uplink, cluster || one_port];
+        Kind { modes, is_v4, tagged, one_port, routed, both_sides, replies, two_vlans, many_sources }
     })
 }
 
