@@ -96,7 +96,7 @@ struct Kind {
     many_sources: bool,
 }
 
-/// Modes of the Services: in most gateways one, or the two tunnels; else one of each kind, in any order.
+/// Modes of the Services: in half of the gateways one, or the two tunnels; else one of each kind, in any order.
 fn modes() -> impl Strategy<Value = [Mode; SERVICES.len()]> {
     let alike = (prop::sample::select(Mode::ALL.to_vec()), any::<bool>()).prop_map(|(mode, both_tunnels)| {
         let mode_of_udp = match mode {
@@ -126,7 +126,7 @@ fn kind() -> impl Strategy<Value = Kind> {
         let both_sides = both_sides && !any_two_way && !one_port;
         // Without replies, all come from clients.
         let replies = if any_two_way { replies } else { Some(false) };
-        // The SNAT addresses are those of another port's own network, unless they have a VLAN.
+        // The port of the clients has no SNAT address for backends of mode `nat`, the VLAN of the backends has.
         let tagged = [uplink, cluster || one_port];
         Kind { modes, is_v4, tagged, one_port, routed, both_sides, replies, two_vlans, many_sources }
     })
