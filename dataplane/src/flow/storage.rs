@@ -115,6 +115,14 @@ impl<K: TupleKey> HotFlow<K> {
         }
     }
 
+    /// A flow of these packets, by [`Direction`].
+    #[cfg(test)]
+    pub(crate) fn between(keys: [&K; 2]) -> Self {
+        let mut flow = Self::new_zeroed();
+        flow.begin(keys, 0, 0);
+        flow
+    }
+
     /// Change of the sum of a TCP or UDP checksum when a packet to the backend gets other addresses and ports: 16 bits
     /// in the byte order of the machine. For packets to the client it is the complement. Meaningless in one-way modes,
     /// 0 without room.

@@ -417,7 +417,7 @@ pub(crate) fn lower_hop_limit<A: Address>(packet: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// [`set_addresses`] and [`lower_hop_limit`] with one check of the length, for the fast path.
+/// [`set_addresses`] and [`lower_hop_limit`] with one check of the length.
 #[inline(always)]
 pub(crate) fn forward_header<A: Address>(packet: &mut [u8], source: A, destination: A, delta: u16) -> Option<()> {
     match A::FAMILY {

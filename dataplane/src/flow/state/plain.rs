@@ -71,7 +71,7 @@ pub const fn is_plain(state: FlowState, transport: Transport, direction: Directi
 /// The bit by which a packet of UDP differs from one of TCP, whose lower five flags are below it.
 pub(crate) const UDP_SIGNAL: u8 = SIGNALS;
 
-/// The packets that a loop of the fast path admits: plain packets ([`is_plain`]) of flows in some modes. None is
+/// The packets that the fast path admits: plain packets ([`is_plain`]) of flows in some modes. None is
 /// for flows of the other protocol, free entries, and flows whose handshake is under way, which keep no route.
 ///
 /// A bit for each signal, the lower five TCP flags or [`UDP_SIGNAL`], by the byte of mode and state and by direction. 4

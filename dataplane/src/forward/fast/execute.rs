@@ -1,6 +1,7 @@
 //! Writes packets of flows by their plans, one at a time; then each is counted, metered and observed, in one place.
 //!
-//! **Invariant:** a packet that its buffer has no room for stays, unchanged.
+//! **Invariant:** a packet that its buffer has no room for stays, and its bytes up to the end of the packet are unchanged:
+//! only padding behind it may be gone.
 //!
 //! Not here: what is to be done (`plan`), the bytes of each operation (`rewrite`), and eight packets at a time (`eight`).
 

@@ -1,6 +1,6 @@
 //! Hands packets over to the workers that own them. What the recognition found out about a packet tells its owner too, so it
-//! needs no second look at its headers: before flows are looked up where most packets are of other workers
-//! ([`Engine::keep_own`]), otherwise if no flow was found ([`Engine::keep_or_hand_over`]).
+//! needs no second look at its headers: before flows are looked up where a quarter or more of the last burst were of other
+//! workers ([`Engine::keep_own`]), otherwise if no flow was found ([`Engine::keep_or_hand_over`]).
 //!
 //! **Invariant:** the owner is that which the slow path would find, and a packet is compared at most once here with the
 //! queue that it came by.

@@ -82,7 +82,7 @@ impl<'s> Hits<'s> {
         }
         let Some(exit) = self.exit::<A>(flow, *to_clients, plan) else { return Hit::Stays };
         let operations = operations_of(flow);
-        let mut len = plan.shape.packet_len;
+        let mut len = u32::from(plan.shape.packet_len);
         if operations & operation::TRANSLATE == 0 {
             // A router would send a packet for a VIP back to the gateway.
             if operations == operation::HOP && !exit.is_on_link() {
@@ -90,10 +90,10 @@ impl<'s> Hits<'s> {
             }
             if operations & operation::ENCAPSULATE != 0 {
                 let Some(outer) = self.outer_bytes::<A>(flow, exit, operations) else { return Hit::Stays };
-                len = len.saturating_add(outer);
+                len += u32::from(outer);
             }
         }
-        if len > exit.mtu {
+        if len > exit.mtu.into() {
             return Hit::Stays;
         }
         flow.see(self.now);

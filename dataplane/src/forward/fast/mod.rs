@@ -10,7 +10,7 @@
 //! a new route, or a longer look. A packet whose flow and direction had an earlier packet left in the same burst is
 //! left too, and so is a packet behind one that it does not recognise between the same addresses (`unrecognised`): all packets
 //! keep their order within a flow. A packet that it recognises without a flow here goes to the worker that owns it; where
-//! most packets are of other workers, they go there before flows are looked up.
+//! a quarter of the last burst or more were of other workers, packets go there before flows are looked up.
 //!
 //! **Invariant:** whatever it forwards, the slow path would forward as the same bytes by the same port
 //! (`tests/packets/fast_way.rs`, `tests/flows/openings.rs`). A flow is only in the table of the worker that owns it, so
@@ -338,7 +338,7 @@ impl Locate<'_> {
     #[inline(always)]
     fn by(self, compare: impl Compare) -> u32 {
         let Self { tables, families, with_routes, plans } = self;
-        // In none of the loops a packet is asked whether its route should be fetched; that of IPv6 is in the line of the flow.
+        // In none of the stages a packet is asked whether its route should be fetched; that of IPv6 is in the line of the flow.
         let v6 = tables.v6.candidates(compare, false);
         match (families, with_routes) {
             (Shape::V4, true) => located(plans, tables.v4.candidates(compare, true)),

@@ -1,7 +1,7 @@
-//! Opens the flows of connections: of packets of which the index shows that they have no flow. It takes SYNs as most are: to
-//! a frontend of mode `nat` that chooses backends by hash, while there is room for their flows and a rested port. It creates
-//! the flow and plans the packet, which is written with those of known flows. All other packets are left, and nothing is
-//! changed for them.
+//! Opens the flows of connections: of packets that have no flow by the index. It takes SYNs as most are: to a frontend of mode
+//! `nat` that chooses backends by hash, while there is room for their flows and a rested port. It creates the flow, plans the
+//! packet and has it written. All other packets are left, and nothing is changed for them. A packet is left with its flow
+//! opened if its buffer has no room for the tags of its exit: the slow path finds the flow.
 //!
 //! Four loops over a part: the first chooses a backend for each packet and prefetches its oldest SNAT port, the second takes
 //! that port and prefetches the line of tags of the replies, the third finds room in the index, and the fourth creates the

@@ -1,10 +1,11 @@
-//! The plan of a packet: what is known of it, and what is to be done with it. Each stage of a burst fills a part of it, and
-//! `execute` writes and sends packets by it.
+//! The plan of a packet in the fast path: what is known of it, and what is to be done with it. Each stage fills a part of it;
+//! `execute` and `eight` write packets by it, and the last stage sends them by it.
 //!
 //! **Invariant:** a packet whose plan has a port leaves by it; nothing that is planned can be refused later, but for want of
 //! room in its buffer.
 //!
-//! Not here: how a plan is made (`fast::hits` for packets of known flows, `decide` for all others).
+//! Not here: how a plan is made (`hits` for packets of known flows, `open` for SYNs that open connections), and packets that
+//! the fast path leaves: the slow path has a `Verdict` of `decide` in place of a plan.
 
 use zerocopy::transmute;
 
@@ -31,7 +32,7 @@ pub(super) mod operation {
 /// | bytes | what | filled by |
 /// |---|---|---|
 /// | 0 to 7 | hash of addresses and ports | recognition |
-/// | 8 to 15 | length, offset, port, kind, padding, operations | recognition; port and operations by the decision |
+/// | 8 to 15 | length, offset, port, kind, padding, operations | recognition; port and operations by `hits`, `eight` or `open` |
 /// | 16 to 19 | flow and direction | the lookup |
 /// | 20 to 23 | link of arrival | recognition |
 ///

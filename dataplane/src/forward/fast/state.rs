@@ -1,5 +1,5 @@
-//! What the fast path of a worker keeps from burst to burst: memory for plans, hints for prefetches, and what is known of
-//! backends.
+//! What the fast path of a worker keeps from burst to burst: memory for plans, what the last burst of each port needed, and
+//! what is known of backends.
 //!
 //! Not here: the stages (`fast`).
 
@@ -38,7 +38,8 @@ impl FastPath {
     }
 }
 
-/// What the last burst of a port needed from memory, for the prefetches of the next one: nothing else depends on it.
+/// What the last burst of a port needed: for the prefetches of the next one, and for the order of its stages. Which packets
+/// leave, and as which bytes, does not depend on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LastBurst {
     /// [`Shape::V6`], if there were packets of IPv6: their headers end in the second cache line.
@@ -47,6 +48,7 @@ pub(super) struct LastBurst {
     pub(super) operations: u8,
     /// Whether the route that is stored for any flow was needed.
     pub(super) reads_routes: bool,
-    /// Whether many packets, of those that arrived at the port, belonged to other workers.
+    /// Whether a quarter or more of the packets that arrived at the port belonged to other workers: then owners are computed
+    /// before flows are looked up.
     pub(super) has_others: bool,
 }

@@ -1,7 +1,7 @@
-//! The parts of a burst, and when each loop of the fast path works on each of them: a part is recognised first, and the other
-//! loops follow it at a distance of one turn or more, in which the memory arrives that they need.
+//! The parts of a burst, and when each stage of the fast path works on each of them: a part is recognised first, and the other
+//! stages follow it at a distance of one turn or more, in which the memory arrives that they need.
 //!
-//! Not here: what the loops do.
+//! Not here: what the stages do.
 
 use std::ops::Range;
 
@@ -14,12 +14,12 @@ pub(super) const PART_MAX: usize = 32;
 pub(super) const PARTS_MAX: usize = BURST / LANES;
 const _: () = assert!(PART_MAX <= u32::BITS as usize && PART_MAX.is_multiple_of(LANES));
 
-/// Turns from the first loop to the second: the tags arrive.
+/// Turns from the recognition of a part to the look into the lines of tags, which arrive.
 const LOCATE: usize = 1;
 /// To the look into the other line of tags of packets that were not found in the first one, which arrives.
 const LOCATE_AWAY: usize = 2;
-/// To the third loop: the flows of those arrive too. With many backends these are fetched in this turn, and the third loop is
-/// one turn later.
+/// To planning and writing: the flows of those arrive too. With many backends these are fetched in this turn, and packets are
+/// planned and written one turn later.
 const FORWARD: usize = 3;
 // No stage works on a part before the one that it reads the result of.
 const _: () = assert!(0 < LOCATE && LOCATE < LOCATE_AWAY && LOCATE_AWAY < FORWARD);
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_loop_works_on_each_packet_once_and_on_none_before_the_loop_before() {
+    fn each_stage_works_on_each_packet_once_and_on_none_before_the_stage_before() {
         for (len, has_many_backends) in (0..=BURST).flat_map(|len| [(len, false), (len, true)]) {
             let turns = Turns::new(len, has_many_backends);
             let (mut recognised, mut located, mut away, mut fetched, mut forwarded) = (0, 0, 0, 0, 0);

@@ -456,3 +456,145 @@ impl TranslatedEight for u128 {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)] // bits of random words
+mod tests {
+    use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+    use super::*;
+    use crate::wire::plain::head::{Start, UNTAGGED};
+    use crate::wire::{Address, Tuple, split_mix};
+    use crate::workers::IdentificationBlocks;
+
+    const ROUNDS: u64 = 2_000;
+
+    /// A packet of a flow.
+    #[derive(Clone, Copy)]
+    struct OfFlow<A: TranslatedEight> {
+        head: A::Head,
+        is_to_client: bool,
+        is_udp: bool,
+        /// The checksum becomes 0, of UDP 0xffff.
+        becomes_zero: bool,
+    }
+
+    impl<A: TranslatedEight> OfFlow<A> {
+        fn direction(&self) -> Direction {
+            if self.is_to_client { Direction::ToClient } else { Direction::ToBackend }
+        }
+
+        /// The place of the checksum in the head.
+        fn place(&self) -> usize {
+            A::NETWORK + if self.is_udp { udp::CHECKSUM } else { tcp::CHECKSUM }
+        }
+
+        fn checksum(&self) -> u16 {
+            word(self.head.as_bytes(), self.place())
+        }
+
+        fn with_checksum(mut self, checksum: u16) -> Self {
+            let place = self.place();
+            set_word(self.head.as_mut_bytes(), place, checksum);
+            self
+        }
+
+        /// The packet as one alone is translated.
+        fn translated(mut self, flow: &HotFlow<A::Key>) -> Self {
+            let direction = self.direction();
+            let (network, transport) = A::parts(&mut self.head);
+            let (replies, change) = (flow.key(direction.opposite()), || flow.change_of_sum(direction));
+            A::translate(network, transport, replies, change, self.is_udp, NewIdentification(None));
+            self
+        }
+    }
+
+    fn bytes_of<const BYTES: usize>(seed: u64) -> [u8; BYTES] {
+        std::array::from_fn(|at| split_mix(seed << 8 | at as u64) as u8)
+    }
+
+    fn key<A: Address>(seed: u64) -> A::Key {
+        let [source, destination] = [0, 1].map(|end| A::from_wide(u128::from_le_bytes(bytes_of(seed << 4 | end))));
+        let [source_port, destination_port] = [2, 3].map(|end| split_mix(seed << 4 | end) as u16);
+        A::Key::of(&Tuple { source, destination, source_port, destination_port, protocol: 0 })
+    }
+
+    /// A flow, in one of four cases with the same sum on both sides, so that checksums change from one zero to the other at most.
+    fn flow<A: Address>(seed: u64) -> HotFlow<A::Key> {
+        let [to_backend, other] = [0, 1].map(|side| key::<A>(seed << 1 | side));
+        HotFlow::between([&to_backend, &if seed.is_multiple_of(4) { to_backend.reversed() } else { other }])
+    }
+
+    /// A packet of the flow with any bytes but for the key and the checksum of TCP or UDP: each of its extremes, one that
+    /// becomes 0, and any.
+    fn packet<A: TranslatedEight>(seed: u64, flow: &HotFlow<A::Key>) -> OfFlow<A> {
+        let [bits, old, ..] = bytes_of::<4>(seed);
+        let mut bytes: [u8; 64] = bytes_of(seed << 1 | 1);
+        // No hop limit of 0 arrives here.
+        bytes[v4::HOPS] |= 1;
+        bytes[v6::HOP_LIMIT] |= 1;
+        let (is_to_client, is_udp) = (bits & 1 != 0, bits & 2 != 0);
+        let mut packet = OfFlow { head: A::Head::new_zeroed(), is_to_client, is_udp, becomes_zero: false };
+        let (addresses, ports) = flow.key(packet.direction()).words();
+        let words = addresses.iter().chain([&ports]).flat_map(|word| word.to_ne_bytes());
+        let end = A::NETWORK + size_of::<u32>();
+        bytes[end - 4 * (addresses.len() + 1)..end].iter_mut().zip(words).for_each(|(byte, new)| *byte = new);
+        packet.head = A::Head::read_from_prefix(&bytes).unwrap().0;
+        match old % 4 {
+            0 => packet.with_checksum(0),
+            1 => packet.with_checksum(u16::MAX),
+            2 => {
+                // The one that the change takes away, of 16 bits in one's complement.
+                let after_1 = packet.with_checksum(1).translated(flow).checksum();
+                let becomes_zero = ((1 + 0xffff - u32::from(after_1)) % 0xffff) as u16;
+                packet.becomes_zero = true;
+                packet.with_checksum(if becomes_zero == 0 { u16::MAX } else { becomes_zero })
+            }
+            _ => packet,
+        }
+    }
+
+    fn mask(avx2: Avx2, lanes: [bool; LANES]) -> Lanes {
+        avx2.lanes(lanes.map(u32::from)).equals(avx2.splat(1))
+    }
+
+    /// Compares eight packets at a time with one at a time. Returns the number of checksums that became 0, of TCP and of UDP.
+    fn compare<A: TranslatedEight>(avx2: Avx2) -> [usize; 2] {
+        let mut identifications = Identifications::new(7, 0, 1, IdentificationBlocks::default());
+        let mut zeros = [0; 2];
+        for round in 0..ROUNDS {
+            let flows: [_; LANES] = std::array::from_fn(|lane| flow::<A>(round << 3 | split_mix(round << 3 | lane as u64) & 7));
+            let packets: [_; LANES] = std::array::from_fn(|lane| packet::<A>(round << 3 | lane as u64, &flows[lane]));
+            let eight = EightOfFlows {
+                flows: flows.each_ref(),
+                are_to_client: mask(avx2, packets.map(|packet| packet.is_to_client)),
+                is_udp: mask(avx2, packets.map(|packet| packet.is_udp)),
+                is_renumbered: avx2.splat(0),
+            };
+            let mut starts = packets.map(|packet| Start { link: [0; UNTAGGED], head: packet.head });
+            let read = A::read(avx2, &eight, &starts.each_mut());
+            assert_eq!(A::are_of_flows(avx2, &read).bits(), u8::MAX, "round {round}");
+            A::translate_eight(avx2, &eight, &read, &mut starts.each_mut(), &mut identifications);
+            for (lane, packet) in packets.iter().enumerate() {
+                let expected = packet.translated(&flows[lane]);
+                assert_eq!(starts[lane].head.as_bytes(), expected.head.as_bytes(), "round {round}, lane {lane}");
+                if packet.becomes_zero {
+                    assert_eq!(expected.checksum(), if packet.is_udp { u16::MAX } else { 0 }, "round {round}, lane {lane}");
+                    zeros[usize::from(packet.is_udp)] += 1;
+                }
+                if packet.is_udp && packet.checksum() == 0 {
+                    assert_eq!(expected.checksum(), 0, "round {round}, lane {lane}");
+                }
+            }
+        }
+        zeros
+    }
+
+    #[test]
+    fn eight_packets_are_translated_as_one_at_a_time_whatever_their_checksums() {
+        let Some(avx2) = Avx2::detect() else { return };
+        for zeros in [compare::<u32>(avx2), compare::<u128>(avx2)] {
+            assert!(zeros.iter().all(|zeros| *zeros >= 1_500), "{zeros:?} checksums of TCP and of UDP became 0");
+        }
+    }
+}
