@@ -102,7 +102,11 @@ fn status_says_what_is_wrong_until_it_is_well_again_and_history_remembers() {
     });
     assert!(!history.contains(&down), "{history}");
     assert!(edge.log().contains("the history of backends is not used and begins anew"), "{}", edge.log());
+    services_in_trouble(program, &edge);
+}
 
+/// A Service without endpoints, and one whose address lies in no pool.
+fn services_in_trouble(program: &Path, edge: &Edge) {
     let service = |name: &str, spec: &str| {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{namespace: demo, name: {name}}}\n\
@@ -110,8 +114,8 @@ fn status_says_what_is_wrong_until_it_is_well_again_and_history_remembers() {
         )
     };
     edge.write_manifest("empty.yaml", &service("empty", ""));
-    wait_for_trouble(program, &edge, &["warning Service demo/empty (no-endpoints)"]);
+    wait_for_trouble(program, edge, &["warning Service demo/empty (no-endpoints)"]);
     edge.write_manifest("far.yaml", &service("far", "loadBalancerIP: 198.51.100.1, "));
-    let screen = wait_for_trouble(program, &edge, &["critical Service demo/far (not-served)", "OutsidePools"]);
+    let screen = wait_for_trouble(program, edge, &["critical Service demo/far (not-served)", "OutsidePools"]);
     assert!(screen.starts_with("Not well: 1 critical") && screen.lines().all(|line| line.chars().count() <= 80), "{screen}");
 }
