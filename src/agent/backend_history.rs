@@ -1,7 +1,7 @@
 //! History of backends: since when each is as it is, its last changes with their causes, its downtime of today, and its
 //! last check.
 //!
-//! Invariant: everything is bounded: [`BACKENDS_MAX`] backends, [`CHANGES_MAX`] changes of each, [`REMOVED_MAX`] backends
+//! Invariant: everything is bounded: `BACKENDS_MAX` backends, [`CHANGES_MAX`] changes of each, `REMOVED_MAX` backends
 //! that no Service lists any more. Readers hold the lock for as long as a copy takes. Not here: what decides about health
 //! (`health`), and how the history is kept over restarts ([`HistoryFile`]).
 
