@@ -42,9 +42,10 @@ impl FastPath {
 /// leave, and as which bytes, does not depend on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LastBurst {
-    /// [`Shape::V6`], if there were packets of IPv6: their headers end in the second cache line.
+    /// [`Shape::V6`](crate::wire::Shape::V6), if there were packets of IPv6: their headers end in the second cache line.
     pub(super) kinds: u8,
-    /// [`operation::ENCAPSULATE`], if packets went into tunnels: outer headers are written into the line before the frame.
+    /// [`operation::ENCAPSULATE`](super::plan::operation::ENCAPSULATE), if packets went into tunnels: outer headers are
+    /// written into the line before the frame.
     pub(super) operations: u8,
     /// Whether the route that is stored for any flow was needed.
     pub(super) reads_routes: bool,
