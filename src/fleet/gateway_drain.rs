@@ -147,13 +147,11 @@ impl GatewayDrain {
 mod tests {
     use std::sync::Arc;
 
-    use dataplane::ServiceNumber;
-    use dataplane::flow::BackendId;
-    use dataplane::snapshot::{BackendView, PortView, ServiceView};
-    use proto::{Family, Mode, Protocol, Scheduler, ServiceName, Target};
+    use dataplane::snapshot::BackendView;
     use tokio::time::timeout;
 
     use super::*;
+    use crate::agent::served::tests::view;
 
     const LONG: Duration = Duration::from_secs(120);
 
@@ -165,35 +163,9 @@ mod tests {
     /// A service per VIP, whose only backend accepts new flows or does not.
     fn served(services: &[(&str, bool)]) -> Served {
         let views = services.iter().map(|(vip, accepts_new)| {
-            let backend = BackendView {
-                address: "10.0.0.1:80".parse().unwrap(),
-                id: BackendId { slot: 0, generation: 0 },
-                weight: 1,
-                healthy: *accepts_new,
-                draining: false,
-                accepts_new: *accepts_new,
-            };
-            let port = PortView {
-                protocol: Protocol::Tcp,
-                family: Family::V4,
-                frontends: vec![format!("{vip}:80").parse().unwrap()],
-                backends: vec![backend],
-                app_protocol: None,
-            };
-            let name = Arc::new(ServiceName::new("default", vip));
-            let view = ServiceView {
-                name: Arc::clone(&name),
-                mode: Mode::Nat,
-                target: Target::Endpoint,
-                scheduler: Scheduler::Maglev,
-                refusal: None,
-                ports: vec![port],
-                not_served: Vec::new(),
-                frontends: Vec::new(),
-                drops: Arc::default(),
-                number: ServiceNumber::default(),
-            };
-            (name, Arc::new(view))
+            let mut view = view(vip, &[("10.0.0.1:80", *accepts_new, false)]);
+            view.ports[0].frontends = vec![format!("{vip}:80").parse().unwrap()];
+            (Arc::clone(&view.name), Arc::new(view))
         });
         Served { ready: true, services: views.collect(), ..Served::default() }
     }

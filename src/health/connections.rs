@@ -81,41 +81,20 @@ impl ConnectionWatch {
 
 #[cfg(test)]
 mod tests {
-    use dataplane::flow::BackendId;
-    use dataplane::snapshot::{BackendView, PortView, ServiceView, Views};
-    use dataplane::{CounterSlot, FrontendNumber, ServiceNumber};
-    use proto::{Family, Mode, Protocol, Scheduler, ServiceName, Target};
+    use dataplane::snapshot::Views;
+    use dataplane::{CounterSlot, FrontendNumber};
+    use proto::Protocol;
 
     use super::super::target::tests::subject;
     use super::*;
+    use crate::agent::served::tests::view;
 
     /// One healthy backend, and one that fails.
     fn served() -> Served {
-        let backend = |slot: u32, address: &str, healthy| BackendView {
-            address: address.parse().unwrap(),
-            id: BackendId { slot, generation: 0 },
-            weight: 1,
-            healthy,
-            draining: false,
-            accepts_new: healthy,
-        };
-        let backends = vec![backend(0, "10.0.0.1:80", true), backend(2, "10.0.0.2:80", false)];
-        let frontends = vec!["192.0.2.100:80".parse().unwrap()];
-        let port = PortView { protocol: Protocol::Tcp, family: Family::V4, frontends, backends, app_protocol: None };
-        let name = Arc::new(ServiceName::new("default", "web"));
-        let web = ServiceView {
-            name: Arc::clone(&name),
-            mode: Mode::Nat,
-            target: Target::Endpoint,
-            scheduler: Scheduler::Maglev,
-            refusal: None,
-            ports: vec![port],
-            not_served: Vec::new(),
-            frontends: Vec::new(),
-            drops: Arc::default(),
-            number: ServiceNumber::default(),
-        };
-        Served { ready: true, services: Views::unit(name, Arc::new(web)), ..Served::default() }
+        let mut web = view("web", &[("10.0.0.1:80", true, false), ("10.0.0.2:80", false, false)]);
+        web.ports[0].frontends = vec!["192.0.2.100:80".parse().unwrap()];
+        web.ports[0].backends[1].id.slot = 2;
+        Served { ready: true, services: Views::unit(Arc::clone(&web.name), Arc::new(web)), ..Served::default() }
     }
 
     #[test]
