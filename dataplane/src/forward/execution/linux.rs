@@ -104,7 +104,7 @@ pub(in crate::forward) fn sent_by_linux<P: Port, O: Observe<P::Buffer>>(
             answer_linux(&mut engine.output, twin, buffer, done);
         }
         Ok(Parsed::Other) => engine.output.send_tagged(port, tags, buffer),
-        Err(reason) => engine.output.drop(buffer, reason),
+        Err(error) => engine.output.drop(buffer, error.into()),
     }
 }
 
