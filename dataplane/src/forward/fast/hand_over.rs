@@ -42,9 +42,9 @@ pub(super) fn has_fragmented<P: Port>(egress: &mut Egress<P>, arrival: Arrival) 
 pub(super) fn leave_fragmented<P: Port>(egress: &mut Egress<P>, plans: &mut [Plan], now_ns: u64) {
     let Some(peers) = &mut egress.peers else { return };
     let flows = peers.fragmented_flows();
-    for plan in plans.iter_mut().filter(|plan| plan.shape.family() != 0) {
-        if flows.meets_at(plan.hash, now_ns).is_some() {
-            plan.shape = Shape::UNKNOWN;
+    for plan in plans.iter_mut().filter(|plan| plan.head.shape.family() != 0) {
+        if flows.meets_at(plan.head.hash, now_ns).is_some() {
+            plan.forget();
         }
     }
 }
@@ -97,12 +97,12 @@ fn other_owners<P: Port>(
     plans: &[Plan],
 ) -> [Option<WorkerId>; BURST] {
     let mut owners = [None; BURST];
-    let known = burst.iter().zip(plans).take_while(|(_, plan)| plan.shape.family() != 0);
+    let known = burst.iter().zip(plans).take_while(|(_, plan)| plan.head.shape.family() != 0);
     let known = owners.iter_mut().zip(known);
     match peers_for(egress, at.arrival) {
         Some(peers) if !peers.looks_at_queue(at.arrival.link.port()) => {
             for (owner, (buffer, plan)) in known {
-                *owner = match plan.shape.family() {
+                *owner = match plan.head.shape.family() {
                     Shape::V4 => other_owner_of::<u32, _>(peers, at, buffer, plan),
                     _ => other_owner_of::<u128, _>(peers, at, buffer, plan),
                 };
@@ -131,7 +131,7 @@ pub(super) fn keep_or_hand_over<P: Port, O: Observe<P::Buffer>>(
 /// The other worker that gets a packet; `None` for one of this worker, or one that was not recognised.
 #[inline(always)]
 fn owner_of_packet<P: Port>(egress: &mut Egress<P>, at: Ingress<'_>, buffer: &P::Buffer, plan: &Plan) -> Option<WorkerId> {
-    match plan.shape.family() {
+    match plan.head.shape.family() {
         Shape::V4 => owner_of_plain::<u32, _>(egress, at, buffer, plan),
         Shape::V6 => owner_of_plain::<u128, _>(egress, at, buffer, plan),
         _ => None,
@@ -159,7 +159,7 @@ pub(super) fn owner_elsewhere<A: Address, P: Port>(
     plan: &Plan,
     tuple: &Tuple<A>,
 ) -> Option<WorkerId> {
-    other_owner(peers_for(egress, at.arrival)?, at.snapshot, tuple, plan.hash)
+    other_owner(peers_for(egress, at.arrival)?, at.snapshot, tuple, plan.head.hash)
 }
 
 /// Compares the queue that a packet came by with its owner, if its kind is not proven yet: for packets that are not left
@@ -173,7 +173,7 @@ pub(super) fn observe_queue<A: Address, P: Port>(
     tuple: &Tuple<A>,
 ) {
     if let Some(peers) = peers_for(egress, arrival) {
-        let tag_bytes = usize::from(plan.shape.network_offset).saturating_sub(UNTAGGED);
+        let tag_bytes = usize::from(plan.head.shape.network_offset).saturating_sub(UNTAGGED);
         observe_plain(peers, plan.link.port(), tag_bytes, buffer, tuple);
     }
 }
@@ -187,11 +187,11 @@ fn peers_for<P: Port>(egress: &mut Egress<P>, arrival: Arrival) -> Option<&mut P
 /// Addresses, ports and protocol of a recognised packet.
 #[inline(always)]
 fn tuple_of<A: PlainFamily>(buffer: &impl Buffer, plan: &Plan) -> Option<Tuple<A>> {
-    tuple_at(buffer.bytes(), plan.shape.network_offset.into(), plan.shape.protocol())
+    tuple_at(buffer.bytes(), plan.head.shape.network_offset.into(), plan.head.shape.protocol())
 }
 
 /// The other worker that owns the flow of a recognised packet; `None` if this one does.
 #[inline(always)]
 fn other_owner_of<A: PlainFamily, B: Buffer>(peers: &Peers<B>, at: Ingress<'_>, buffer: &B, plan: &Plan) -> Option<WorkerId> {
-    other_owner(peers, at.snapshot, &tuple_of::<A>(buffer, plan)?, plan.hash)
+    other_owner(peers, at.snapshot, &tuple_of::<A>(buffer, plan)?, plan.head.hash)
 }

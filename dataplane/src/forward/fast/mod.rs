@@ -129,9 +129,9 @@ pub(super) fn forward_known<P: Port, O: Observe<P::Buffer>>(
     }
     // The first packet of each part tells what the next burst should prefetch.
     let (mut kinds, mut operations) = (0, 0);
-    for Plan { shape, .. } in (0..turns.parts()).filter_map(|number| plans.get(turns.part(number).start)) {
-        kinds |= shape.kind;
-        operations |= shape.operations;
+    for plan in (0..turns.parts()).filter_map(|number| plans.get(turns.part(number).start)) {
+        kinds |= plan.head.shape.kind;
+        operations |= plan.head.operations;
     }
     let plans = &plans[..burst.len()];
     let handed_over = received - burst.len() + send_known(engine, at, are_own, burst, plans);
@@ -205,18 +205,18 @@ fn forward_by_search<'s, P: Port, O: Observe<P::Buffer>>(
 ) {
     for position in SetBits(positions) {
         let (buffer, plan) = (&mut part[position], &mut plans[position]);
-        let (frame, offset, protocol) = (buffer.bytes(), plan.shape.network_offset.into(), plan.shape.protocol());
-        let found = match plan.shape.family() {
+        let (frame, offset, protocol) = (buffer.bytes(), plan.head.shape.network_offset.into(), plan.head.shape.protocol());
+        let found = match plan.head.shape.family() {
             Shape::V4 => head::tuple_at::<u32>(frame, offset, protocol)
-                .and_then(|tuple| engine.flows.tables.v4.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
+                .and_then(|tuple| engine.flows.tables.v4.search_key(plan.head.hash, &TupleKey::of(&tuple), protocol)),
             _ => head::tuple_at::<u128>(frame, offset, protocol)
-                .and_then(|tuple| engine.flows.tables.v6.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
+                .and_then(|tuple| engine.flows.tables.v6.search_key(plan.head.hash, &TupleKey::of(&tuple), protocol)),
         };
         let hit = match found.filter(|_| *left & plan.flow_bit() == 0) {
             None => Hit::Stays,
             Some(found) => {
                 plan.flow = found;
-                match plan.shape.family() {
+                match plan.head.shape.family() {
                     Shape::V4 => executor(engine, snapshot).forward::<u32, _>(hits, buffer, plan),
                     _ => executor(engine, snapshot).forward::<u128, _>(hits, buffer, plan),
                 }
@@ -233,7 +233,7 @@ fn prefetch_backends(tables: &mut FlowTables, counters: &WorkerCounters, snapsho
     let tables = HotTables::of(tables, false);
     for plan in plans {
         let (index, _) = plan.flow.entry();
-        let backend = match plan.shape.family() {
+        let backend = match plan.head.shape.family() {
             Shape::V4 => tables.v4.flows.get(index).map(|flow| flow.backend()),
             _ => tables.v6.flows.get(index).map(|flow| flow.backend()),
         };
@@ -253,10 +253,10 @@ fn send_known<P: Port, O: Observe<P::Buffer>>(
     burst: &mut Burst<P::Buffer>,
     plans: &[Plan],
 ) -> usize {
-    match plans.first().filter(|first| first.is_planned() && leave_alike(plans, first.shape.port)) {
+    match plans.first().filter(|first| first.is_planned() && leave_alike(plans, first.head.port)) {
         Some(first) => {
             engine.output.tally.hits += burst.len() as u64;
-            engine.output.egress.send_burst(PortIndex(first.shape.port), burst, &mut engine.output.tally);
+            engine.output.egress.send_burst(PortIndex(first.head.port), burst, &mut engine.output.tally);
             0
         }
         None => send_some(engine, at, are_own, burst, plans),
@@ -275,10 +275,10 @@ fn send_some<P: Port, O: Observe<P::Buffer>>(
     let (mut rest, mut sent, all) = (Burst::new(), 0, burst.len());
     for (buffer, plan) in burst.drain(..).zip(plans) {
         // Later packets must not overtake one whose flow is not known yet.
-        may_hand_over &= plan.is_planned() || plan.shape.family() != 0;
+        may_hand_over &= plan.is_planned() || plan.head.shape.family() != 0;
         if plan.is_planned() {
             sent += 1;
-            engine.output.egress.send(PortIndex(plan.shape.port), buffer, &mut engine.output.tally);
+            engine.output.egress.send(PortIndex(plan.head.port), buffer, &mut engine.output.tally);
         } else if may_hand_over {
             rest.extend(keep_or_hand_over(engine, at, buffer, plan));
         } else {
@@ -293,7 +293,7 @@ fn send_some<P: Port, O: Observe<P::Buffer>>(
 /// Whether all packets leave by a port. Without an early end, which would take a branch for each packet.
 #[inline(always)]
 fn leave_alike(plans: &[Plan], port: u8) -> bool {
-    let differs = |differs: u8, plan: &Plan| differs | plan.shape.port ^ port;
+    let differs = |differs: u8, plan: &Plan| differs | plan.head.port ^ port;
     let (groups, rest) = plans.as_chunks::<LANES>();
     let of_groups = groups.iter().fold(0, |all, group| group.iter().fold(all, differs));
     rest.iter().fold(of_groups, differs) == 0
@@ -352,7 +352,7 @@ trait Search {
 impl<A: Address, C: Compare> Search for CandidateSearch<'_, A, C> {
     #[inline(always)]
     fn of(&self, plan: &Plan) -> Option<Candidate> {
-        self.of_hash(plan.hash)
+        self.of_hash(plan.head.hash)
     }
 }
 
@@ -365,9 +365,9 @@ struct BothFamilies<'t, C> {
 impl<C: Compare> Search for BothFamilies<'_, C> {
     #[inline(always)]
     fn of(&self, plan: &Plan) -> Option<Candidate> {
-        match plan.shape.family() {
-            Shape::V4 => self.v4.of_hash(plan.hash),
-            _ => self.v6.of_hash(plan.hash),
+        match plan.head.shape.family() {
+            Shape::V4 => self.v4.of_hash(plan.head.hash),
+            _ => self.v6.of_hash(plan.head.hash),
         }
     }
 }
@@ -400,9 +400,9 @@ fn locate(avx2: Option<Avx2>, tables: &FlowTables, families: u8, with_routes: bo
 fn locate_away(tables: &FlowTables, plans: &mut [Plan], away: u32) {
     for position in SetBits(away) {
         let plan = &mut plans[position];
-        plan.flow = match plan.shape.family() {
-            Shape::V4 => tables.v4.candidate_away(plan.hash),
-            _ => tables.v6.candidate_away(plan.hash),
+        plan.flow = match plan.head.shape.family() {
+            Shape::V4 => tables.v4.candidate_away(plan.head.hash),
+            _ => tables.v6.candidate_away(plan.head.hash),
         };
     }
 }
@@ -411,9 +411,9 @@ fn locate_away(tables: &FlowTables, plans: &mut [Plan], away: u32) {
 #[inline(never)]
 fn prefetch_tags(tables: &FlowTables, plans: &[Plan]) {
     for plan in plans {
-        match plan.shape.family() {
-            Shape::V4 => tables.v4.prefetch(plan.hash),
-            _ => tables.v6.prefetch(plan.hash),
+        match plan.head.shape.family() {
+            Shape::V4 => tables.v4.prefetch(plan.head.hash),
+            _ => tables.v6.prefetch(plan.head.hash),
         }
     }
 }
@@ -423,7 +423,7 @@ fn prefetch_tags(tables: &FlowTables, plans: &[Plan]) {
 fn prefetch_meters(tables: &FlowTables, plans: &[Plan]) {
     for plan in plans {
         let (index, _) = plan.flow.entry();
-        match plan.shape.family() {
+        match plan.head.shape.family() {
             Shape::V4 => tables.v4.prefetch_meter(index),
             _ => tables.v6.prefetch_meter(index),
         }
