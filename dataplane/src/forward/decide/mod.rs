@@ -30,7 +30,7 @@ pub(super) use inquiry::KnownFlows;
 pub use inquiry::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub(super) use known::{FlowMatch, Followed, follow};
 pub(super) use local::refused_source;
-pub(super) use new_flow::first_snat_address;
+pub(super) use new_flow::{backend_address, first_snat_address};
 pub(super) use one_way::{OneWayTarget, deliver, follow_probe};
 pub(super) use rechoose::begins_anew;
 pub(super) use reclaim::may_lease;

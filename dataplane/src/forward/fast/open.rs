@@ -8,6 +8,10 @@
 //! flows. Lookups that most packets share are kept from one packet to the next, backends from one burst to the next
 //! (`backends`).
 //!
+//! Each step is decided on by the function that `decide` calls: the scheduler by hash, addresses of backends, exits, SNAT
+//! addresses and ports, shares. The loops fetch ahead what these read, and leave packets whose step needs another flow to
+//! yield (docs/internals/decisions/0165).
+//!
 //! **Invariant:** for each packet that it takes, `decide` would create the same flow and forward the same bytes
 //! (`tests/flows/openings.rs`).
 //!
@@ -21,10 +25,8 @@ use super::execute::{ExecutedFamily, executor};
 use super::hand_over::{observe_queue, owner_elsewhere};
 use super::plan::{Plan, operation};
 use super::turns::PART_MAX;
-use crate::flow::{
-    BackendId, BegunFlow, FLOWS_FACTOR, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick, may_grow,
-};
-use crate::forward::decide::{WorkerFlows, first_snat_address, may_lease, unresolved_client};
+use crate::flow::{BackendId, BegunFlow, FLOWS_FACTOR, FlowMode, IndexSlot, PoolId, SnatAddress, SnatTarget, Tick, may_grow};
+use crate::forward::decide::{WorkerFlows, exit_by, first_snat_address, may_lease, unresolved_client};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::forward::sort::Ingress;
@@ -134,9 +136,8 @@ struct Chosen<'s, A> {
     /// The backend, and the SNAT addresses for it.
     towards: SnatTarget<A>,
     addresses: &'s [SnatAddress<A>],
-    /// The position of the address that is tried first, its value, and its pool.
+    /// The position of the address that is tried first, and its pool.
     first: usize,
-    address: A,
     pool: PoolId,
     client: Client,
 }
@@ -244,7 +245,7 @@ pub(super) fn open_part<'s, P: Port, O: Observe<P::Buffer>>(
     plans: &mut [Plan],
 ) {
     let Openings { at, has_peers, v4, v6, opened } = openings;
-    let is_v4 = |position: &usize| plans[*position].shape.family() == Shape::V4;
+    let is_v4 = |position: &usize| plans[*position].head.shape.family() == Shape::V4;
     let of_v4 = SetBits(positions).filter(is_v4).fold(0, |all, position| all | 1_u32 << position);
     if of_v4 != 0 {
         let opening = v4.get_or_insert_with(|| Opening::new(*at, *has_peers));
@@ -278,9 +279,9 @@ fn open_family<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
     let mut chosen: ArrayVec<Chosen<'_, A>, PART_MAX> = ArrayVec::new();
     for position in SetBits(positions) {
         let (plan, buffer) = (&plans[position], &part[position]);
-        let may_open = chosen.len() < room && opening.is_first(plan.hash, *left);
+        let may_open = chosen.len() < room && opening.is_first(plan.head.hash, *left);
         if may_open && choose::<A, _, _>(engine, position, plan, buffer, opening, &mut chosen).is_some() {
-            opening.take(plan.hash);
+            opening.take(plan.head.hash);
         } else {
             *left |= plan.flow_bit();
         }
@@ -294,7 +295,7 @@ fn open_family<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
     }
     let table = A::table(&engine.flows.tables);
     for open in &mut opens {
-        open.rooms = [plans[open.position].hash, open.reply_hash].map(|hash| table.room_for(hash));
+        open.rooms = [plans[open.position].head.hash, open.reply_hash].map(|hash| table.room_for(hash));
     }
     let (snapshot, mut opened) = (opening.at.snapshot, 0);
     for open in &opens {
@@ -304,7 +305,7 @@ fn open_family<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
         } else if executor(engine, snapshot).one::<A, _>(buffer, plan, open.exit).is_some() {
             opened += 1;
         } else {
-            plan.shape.port = Shape::STAYS;
+            plan.stays();
             *left |= plan.flow_bit();
         }
     }
@@ -321,7 +322,7 @@ fn choose<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
     opening: &mut Opening<'s, A>,
     chosen: &mut ArrayVec<Chosen<'s, A>, PART_MAX>,
 ) -> Option<()> {
-    let tuple = tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP)?;
+    let tuple = tuple_at::<A>(buffer.bytes(), plan.head.shape.network_offset.into(), protocol::TCP)?;
     let at = opening.at;
     let snapshot = at.snapshot;
     let client = opening.client(tuple.source)?;
@@ -336,8 +337,8 @@ fn choose<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
     let (frontend, number) = (of.frontend, of.number);
     let id = frontend.hashed_backend(&tuple)?;
     let backend = engine.fast.backends.get::<A>(snapshot, id)?;
-    let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, plan.hash))?;
-    if plan.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
+    let exit = exit_by(snapshot, backend.next_hop, plan.head.hash).ok()?;
+    if plan.head.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
         return None;
     }
     let addresses = of.snat(snapshot, exit.link);
@@ -349,13 +350,12 @@ fn choose<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
             return None;
         }
     }
-    let first = first_snat_address(plan.hash, addresses.len());
-    let &SnatAddress { address, index } = addresses.get(first)?;
-    let pool = PoolId::new(backend.target, index);
+    let first = first_snat_address(plan.head.hash, addresses.len());
+    let pool = PoolId::new(backend.target, addresses.get(first)?.index);
     engine.flows.ports.prefetch_oldest(pool);
     let towards = SnatTarget { slot: backend.target, address: backend.address(), port: backend.port, protocol: protocol::TCP };
     let (backend, service) = (id.packed_with(number), frontend.number);
-    let one = Chosen { position, exit, backend, service, towards, addresses, first, address, pool, client };
+    let one = Chosen { position, exit, backend, service, towards, addresses, first, pool, client };
     chosen.try_push(one).ok()
 }
 
@@ -369,20 +369,16 @@ fn take_port<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
     opening: &Opening<'s, A>,
     opens: &mut ArrayVec<Opens<'s, A::Key>, PART_MAX>,
 ) -> Option<()> {
-    let &Chosen { position, exit, backend, service, towards, addresses, first, address, pool, client } = one;
+    let &Chosen { position, exit, backend, service, towards, addresses, first, pool, client } = one;
     let (snapshot, now) = (opening.at.snapshot, opening.now);
-    let tuple = || tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP);
+    let tuple = || tuple_at::<A>(buffer.bytes(), plan.head.shape.network_offset.into(), protocol::TCP);
     if engine.flows.ports.is_shared(pool) {
         let WorkerFlows { tables, ports, .. } = &mut engine.flows;
         if !may_lease(A::split(tables).0, ports, tuple()?.source, towards.slot, addresses) {
             return None;
         }
     }
-    let port = engine.flows.ports.take_rested(pool, now).or_else(|| engine.flows.ports.take_unused(pool, &towards, address));
-    let lease = match port {
-        Some(port) => SnatLease { address, port, pool },
-        None => engine.flows.ports.allocate_rested(towards, addresses, first, now)?,
-    };
+    let lease = engine.flows.ports.allocate_rested(towards, addresses, first, now)?;
     if client == Client::Elsewhere
         && let Some(tuple) = tuple()
         && let Some(neighbour) = unresolved_client(snapshot, snapshot.route(tuple.source), &tuple)
@@ -422,11 +418,11 @@ fn begin<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
     buffer: &P::Buffer,
     plan: &mut Plan,
 ) -> Option<()> {
-    let head = A::Head::of(buffer.bytes(), plan.shape.network_offset.into())?;
+    let head = A::Head::of(buffer.bytes(), plan.head.shape.network_offset.into())?;
     let from = A::key(head);
     let flow = BegunFlow {
         keys: [&from, &open.reply],
-        hashes: [plan.hash, open.reply_hash],
+        hashes: [plan.head.hash, open.reply_hash],
         rooms: open.rooms,
         backend: open.backend,
         pool: open.pool,
