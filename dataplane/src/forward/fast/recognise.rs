@@ -34,19 +34,14 @@ enum Layout {
 impl Layout {
     /// The bits of those with a tag.
     const TAGGED: u8 = Self::TaggedV4.bit() | Self::TaggedV6.bit();
+    /// A bit beside those of layouts: the next packet that is looked at alone may replace the known tag.
+    const REPLACED: u8 = 0x80;
 
     /// Its bit among layouts.
     #[inline(always)]
     const fn bit(self) -> u8 {
         1 << self as u8
     }
-}
-
-/// Those of eight packets that are not recognised yet, as bits, and the layouts that they were compared with.
-#[derive(Clone, Copy)]
-struct UnknownLanes {
-    unknown: u8,
-    tried: u8,
 }
 
 /// What the recognition of a burst depends on and knows so far.
@@ -200,56 +195,50 @@ impl<B: Buffer> Vectorised for RecognisePart<'_, '_, B> {
 
 impl Recognition<'_> {
     /// Recognises eight packets: those laid out as the first that is not recognised yet, until all are or were looked at alone.
+    /// Frames with the known tag come before one with another tag, which replaces it.
     #[inline(always)]
     fn eight<B: Buffer>(&mut self, avx2: Avx2, tables: &FlowTables, group: &[B; LANES], plans: &mut [Plan; LANES]) {
-        let mut lanes = UnknownLanes { unknown: u8::MAX, tried: 0 };
-        while lanes.unknown != 0 {
-            let lane = lanes.unknown.trailing_zeros() as usize;
+        let (mut unknown, mut tried, mut of_other_tags) = (u8::MAX, 0_u8, 0_u8);
+        while unknown != 0 {
+            let lane = unknown.trailing_zeros() as usize;
             let Some((first, plan)) = group.get(lane).zip(plans.get_mut(lane)) else { return };
-            let next = self.untried_layout(first, lanes).map(|layout| (layout, lane)).or_else(|| self.known_tag(group, lanes));
-            let Some((layout, lane)) = next else {
-                let known_tag = self.vlan_tag;
-                self.one(tables, first.bytes(), plan);
-                lanes.unknown &= lanes.unknown - 1;
-                lanes.tried &= if self.vlan_tag == known_tag { u8::MAX } else { !Layout::TAGGED };
-                continue;
-            };
-            lanes.tried |= layout.bit();
-            lanes.unknown = match layout {
-                Layout::V4 => self.alike::<u32, UNTAGGED, B>(avx2, &tables.v4, group, plans, lane, lanes.unknown),
-                Layout::V6 => self.alike::<u128, UNTAGGED, B>(avx2, &tables.v6, group, plans, lane, lanes.unknown),
-                Layout::TaggedV4 => self.alike::<u32, TAGGED, B>(avx2, &tables.v4, group, plans, lane, lanes.unknown),
-                Layout::TaggedV6 => self.alike::<u128, TAGGED, B>(avx2, &tables.v6, group, plans, lane, lanes.unknown),
-            };
+            match self.layout(first.bytes()).filter(|layout| tried & layout.bit() == 0) {
+                Some(layout) => {
+                    tried |= layout.bit();
+                    unknown = match layout {
+                        Layout::V4 => self.alike::<u32, UNTAGGED, B>(avx2, &tables.v4, group, plans, unknown),
+                        Layout::V6 => self.alike::<u128, UNTAGGED, B>(avx2, &tables.v6, group, plans, unknown),
+                        Layout::TaggedV4 => self.alike::<u32, TAGGED, B>(avx2, &tables.v4, group, plans, unknown),
+                        Layout::TaggedV6 => self.alike::<u128, TAGGED, B>(avx2, &tables.v6, group, plans, unknown),
+                    };
+                }
+                None => {
+                    if tried & Layout::REPLACED == 0 && self.has_other_tag(first.bytes()) {
+                        of_other_tags |= 1 << lane;
+                    } else {
+                        self.one(tables, first.bytes(), plan);
+                        tried &= !Layout::REPLACED;
+                    }
+                    unknown &= unknown - 1;
+                }
+            }
+            if unknown == 0 && of_other_tags != 0 {
+                // The first of them replaces the known tag.
+                (unknown, of_other_tags) = (of_other_tags, 0);
+                tried = tried & !Layout::TAGGED | Layout::REPLACED;
+            }
         }
     }
 
-    /// The layout of a frame, unless it was compared with it.
-    #[inline(always)]
-    fn untried_layout(&self, buffer: &impl Buffer, lanes: UnknownLanes) -> Option<Layout> {
-        self.layout(buffer.bytes()).filter(|layout| lanes.tried & layout.bit() == 0)
-    }
-
-    /// Where the first packet has another tag, which would replace the known one: the layout and the lane of a packet that has
-    /// the known tag.
+    /// Whether a frame has another tag than the known one.
     #[inline(never)]
-    fn known_tag<B: Buffer>(&self, group: &[B; LANES], lanes: UnknownLanes) -> Option<(Layout, usize)> {
-        let first = lanes.unknown.trailing_zeros() as usize;
-        let word = word_at(group.get(first)?.bytes(), UNTAGGED)?;
-        let [first_byte, second_byte, ..] = word.to_ne_bytes();
-        let kind = TagKind::of(u16::from_be_bytes([first_byte, second_byte]));
-        if self.vlan_tag == u32::MAX || word & TAG_MASK == self.vlan_tag || kind.is_none() {
-            return None;
-        }
-        let mut others = group.iter().enumerate().filter(|(lane, _)| lanes.unknown >> lane & 1 != 0);
-        others.find_map(|(lane, buffer)| {
-            let layout = self.untried_layout(buffer, lanes).filter(|layout| Layout::TAGGED & layout.bit() != 0)?;
-            Some((layout, lane))
-        })
+    fn has_other_tag(&self, frame: &[u8]) -> bool {
+        let Some(word) = word_at(frame, UNTAGGED).filter(|word| word & TAG_MASK != self.vlan_tag) else { return false };
+        let [first, second, ..] = word.to_ne_bytes();
+        self.vlan_tag != u32::MAX && TagKind::of(u16::from_be_bytes([first, second])).is_some()
     }
 
-    /// Recognises those of eight packets that have the layout of one of them, among those that are not known yet. Returns the
-    /// others.
+    /// Recognises those of eight packets that have one layout, among those that are not known yet. Returns the others.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // frames are shorter than 2^31 bytes
     fn alike<A: FlowFamily + WideFamily, const AT: usize, B: Buffer>(
@@ -258,10 +247,9 @@ impl Recognition<'_> {
         table: &FlowTable<A>,
         group: &[B; LANES],
         plans: &mut [Plan; LANES],
-        lane: usize,
         unknown: u8,
     ) -> u8 {
-        let Some(starts) = starts_read::<AT, A::Head, B>(group, lane) else { return unknown };
+        let Some(starts) = starts_read::<AT, A::Head, B>(group, unknown.trailing_zeros() as usize) else { return unknown };
         let lens = group.each_ref().map(|buffer| buffer.bytes().len() as u32);
         let [tag, tag_mask] = [self.vlan_tag, TAG_MASK].map(|word| u32::from_le_bytes(word.to_ne_bytes()));
         let expected = ExpectedLink { port: self.filter.destination(), tag, tag_mask };
