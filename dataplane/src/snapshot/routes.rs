@@ -455,13 +455,6 @@ impl Routes {
         self.first_choices = Arc::new(FirstChoices { slots: slots.collect(), links: links.collect() });
     }
 
-    /// The slot of a next hop, or of the member of a group that a flow with this hash takes first; [`UNRESOLVED`] when
-    /// that is not usable.
-    #[inline(always)]
-    pub(crate) fn slot_of(&self, next_hop: u32, hash: u64) -> u32 {
-        if next_hop & GROUP == 0 { next_hop } else { self.first_choices.slot(next_hop, hash) }
-    }
-
     /// The Ethernet address of a neighbour, if it is known.
     pub(crate) fn mac_of(&self, link: Link, address: IpAddr) -> Option<Mac> {
         self.slots.get(&(link, address)).and_then(|&slot| self.next_hop(slot))?.mac

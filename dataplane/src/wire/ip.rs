@@ -12,7 +12,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::address::{Address, low_half};
 use super::buffer::{take, take_mut};
 use super::link::{Ethernet, ether_type};
-use crate::stats::DropReason;
 use crate::wire::checksum;
 
 /// Next header numbers that `parse` skips. Every other number ends the chain, AH and ESP included: a packet that they
@@ -231,33 +230,56 @@ pub(crate) enum ChainEnd {
     Opaque,
 }
 
-/// Why an IPv4 packet is dropped whose length exceeds the frame: if its header holds, it was truncated on its way here.
+/// Why a packet is no packet that is processed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseError {
+    /// A header does not fit into the packet, or contradicts itself.
+    #[error("a header does not fit into the packet or contradicts itself")]
+    Malformed,
+    /// The packet is longer than its frame.
+    #[error("the packet is longer than its frame")]
+    Truncated,
+    /// The checksum of the IPv4 header is wrong.
+    #[error("the checksum of the IPv4 header is wrong")]
+    Ipv4Checksum,
+    /// The sender prescribes the route: an IPv4 option, or a routing header of type 0 (RFC 5095).
+    #[error("the sender prescribes the route")]
+    SourceRoute,
+    /// No station has the source address.
+    #[error("no station has the source address")]
+    MartianSource,
+    /// Source and destination address are the same.
+    #[error("source and destination address are the same")]
+    SameSourceDestination,
+}
+
+/// Why an IPv4 packet is refused whose length exceeds the frame: if its header holds, it was truncated on its way here.
 #[cold]
-pub(super) fn longer_than_frame(bytes: &[u8]) -> DropReason {
+pub(super) fn longer_than_frame(bytes: &[u8]) -> ParseError {
     let header = take::<Ipv4>(bytes).filter(|(ip, _)| ip.version() == 4 && ip.header_len() >= Ipv4::BYTES);
     let header = header.and_then(|(ip, _)| bytes.get(..usize::from(ip.header_len())));
-    if header.is_some_and(checksum::header_holds) { DropReason::Truncated } else { DropReason::Malformed }
+    if header.is_some_and(checksum::header_holds) { ParseError::Truncated } else { ParseError::Malformed }
 }
 
 /// Parses the chain of IPv6 extension headers (RFC 8200 section 4).
-pub(crate) fn walk(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
+pub(crate) fn walk(first: u8, payload: &[u8]) -> Result<Chain, ParseError> {
     let mut next = first;
     let mut end = ChainEnd::Transport;
     let mut offset: u16 = 0;
     for position in 0..=EXTENSION_HEADERS_MAX {
-        let rest = payload.get(usize::from(offset)..).ok_or(DropReason::Malformed)?;
+        let rest = payload.get(usize::from(offset)..).ok_or(ParseError::Malformed)?;
         let header_len = match next {
             // Allowed only directly after the IPv6 header (RFC 8200 section 4.1).
-            next_header::HOP_BY_HOP if position > 0 => return Err(DropReason::Malformed),
+            next_header::HOP_BY_HOP if position > 0 => return Err(ParseError::Malformed),
             next_header::HOP_BY_HOP | next_header::DESTINATION_OPTIONS => {
-                let (extension, _) = take::<Extension>(rest).ok_or(DropReason::Malformed)?;
+                let (extension, _) = take::<Extension>(rest).ok_or(ParseError::Malformed)?;
                 next = extension.next_header;
                 extension.header_len()
             }
             next_header::ROUTING => {
-                let (routing, _) = take::<RoutingHeader>(rest).ok_or(DropReason::Malformed)?;
+                let (routing, _) = take::<RoutingHeader>(rest).ok_or(ParseError::Malformed)?;
                 if routing.kind == 0 {
-                    return Err(DropReason::SourceRoute); // RFC 5095
+                    return Err(ParseError::SourceRoute); // RFC 5095
                 }
                 if routing.segments_left > 0 {
                     // Checksums cover the last destination, which is not in the IPv6 header yet (RFC 8200 section 8.1).
@@ -267,7 +289,7 @@ pub(crate) fn walk(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
                 routing.extension.header_len()
             }
             next_header::FRAGMENT => {
-                let (fragment, _) = take::<FragmentHeader>(rest).ok_or(DropReason::Malformed)?;
+                let (fragment, _) = take::<FragmentHeader>(rest).ok_or(ParseError::Malformed)?;
                 next = fragment.next_header;
                 if !fragment.is_atomic() {
                     let extension_bytes = offset + FragmentHeader::BYTES;
@@ -280,10 +302,10 @@ pub(crate) fn walk(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
         };
         offset += header_len;
         if offset > EXTENSION_BYTES_MAX {
-            return Err(DropReason::Malformed);
+            return Err(ParseError::Malformed);
         }
     }
-    Err(DropReason::Malformed)
+    Err(ParseError::Malformed)
 }
 
 /// IP protocol numbers that the engine distinguishes (IPv4's protocol, IPv6's last next header).

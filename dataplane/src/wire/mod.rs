@@ -32,7 +32,7 @@ pub(crate) use ip::{
     ChainEnd, HOP_LIMIT, NetworkHeader, ether_type_of, forward_header, lower_hop_limit, network_len, set_addresses, walk,
     written_transport_offset,
 };
-pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, RoutingHeader, next_header, protocol};
+pub use ip::{Extension, FragmentHeader, Ipv4, Ipv6, ParseError, RoutingHeader, next_header, protocol};
 pub use link::{Arp, Ethernet, Mac, TagKind, Vlan, VlanTag, ether_type};
 pub(crate) use link::{TAG_BYTES, Tags, behind, turn_link};
 pub use parse::parse;

@@ -1,4 +1,4 @@
-//! The parser: one pass over a frame's headers. It returns the kind of frame with offsets, or the reason to drop it.
+//! The parser: one pass over a frame's headers. It returns the kind of frame with offsets, or why it cannot be.
 //!
 //! **Invariant:** offsets and lengths of [`Headers`] lie within the frame; the fixed part of the transport header lies
 //! within the packet, unless it is a fragment or [`Transport::Other`].
@@ -15,11 +15,10 @@ use super::buffer::take;
 use super::checksum::header_holds;
 use super::headers::{Headers, Parsed, Transport, sctp_chunk};
 use super::icmp::{Icmp, icmpv6};
-use super::ip::{Chain, ChainEnd, longer_than_frame, walk};
+use super::ip::{Chain, ChainEnd, ParseError, longer_than_frame, walk};
 use super::ip::{Ipv4, Ipv6, protocol};
 use super::link::{Arp, Ethernet, VlanTag, behind, ether_type};
 use super::transport::{Chunk, Sctp, Tcp, Udp};
-use crate::stats::DropReason;
 
 /// Offset of the IP header in an untagged frame.
 const NETWORK_OFFSET: u16 = Ethernet::BYTES;
@@ -42,9 +41,9 @@ pub(crate) enum Carried<'f> {
 /// at a fixed offset.
 ///
 /// # Errors
-/// The reason to drop it: `malformed`, `truncated`, `ipv4_checksum`, `source_route`, `martian_source`, `same_source_destination`.
+/// See [`ParseError`].
 #[inline]
-pub fn parse(frame: &[u8]) -> Result<Parsed, DropReason> {
+pub fn parse(frame: &[u8]) -> Result<Parsed, ParseError> {
     let is_group = take::<Ethernet>(frame).is_some_and(|(ethernet, _)| ethernet.is_group());
     Ok(match carried(frame, is_group)? {
         Carried::V4(packet, group_frame) => ipv4(packet, group_frame, Parsed::V4)?.unwrap_or(Parsed::Other),
@@ -56,9 +55,9 @@ pub fn parse(frame: &[u8]) -> Result<Parsed, DropReason> {
 }
 
 /// Parses the payload after the tags of a frame.
-fn tagged(frame: &[u8]) -> Result<Parsed, DropReason> {
-    let (ethernet, _) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
-    let (ether_type, packet, tag_bytes) = behind(frame).ok_or(DropReason::Malformed)?;
+fn tagged(frame: &[u8]) -> Result<Parsed, ParseError> {
+    let (ethernet, _) = take::<Ethernet>(frame).ok_or(ParseError::Malformed)?;
+    let (ether_type, packet, tag_bytes) = behind(frame).ok_or(ParseError::Malformed)?;
     Ok(match carried_as(ether_type, packet, ethernet.is_group())? {
         Carried::V4(packet, group_frame) => {
             ipv4(packet, group_frame, |headers| Parsed::V4(moved(headers, tag_bytes)))?.unwrap_or(Parsed::Other)
@@ -79,22 +78,22 @@ fn moved<A>(mut headers: Headers<A>, bytes: u16) -> Headers<A> {
 
 /// Parses the Ethernet header of a frame; the caller knows whether it was sent to a group.
 #[inline(always)]
-pub(crate) fn carried(frame: &[u8], is_group: bool) -> Result<Carried<'_>, DropReason> {
-    let (ethernet, packet) = take::<Ethernet>(frame).ok_or(DropReason::Malformed)?;
+pub(crate) fn carried(frame: &[u8], is_group: bool) -> Result<Carried<'_>, ParseError> {
+    let (ethernet, packet) = take::<Ethernet>(frame).ok_or(ParseError::Malformed)?;
     carried_as(ethernet.ether_type.get(), packet, is_group)
 }
 
 #[inline(always)]
-fn carried_as(ether_type: u16, packet: &[u8], is_group: bool) -> Result<Carried<'_>, DropReason> {
+fn carried_as(ether_type: u16, packet: &[u8], is_group: bool) -> Result<Carried<'_>, ParseError> {
     match ether_type {
         ether_type::IPV4 => Ok(Carried::V4(packet, is_group)),
         ether_type::IPV6 => Ok(Carried::V6(packet, is_group)),
         ether_type::ARP => {
-            let (arp, _) = take::<Arp>(packet).ok_or(DropReason::Malformed)?;
+            let (arp, _) = take::<Arp>(packet).ok_or(ParseError::Malformed)?;
             Ok(if arp.is_ipv4_over_ethernet() { Carried::Arp } else { Carried::Other })
         }
         ether_type::VLAN | ether_type::SERVICE_VLAN => {
-            take::<VlanTag>(packet).map(|_| Carried::Tagged).ok_or(DropReason::Malformed)
+            take::<VlanTag>(packet).map(|_| Carried::Tagged).ok_or(ParseError::Malformed)
         }
         _ => Ok(Carried::Other),
     }
@@ -104,15 +103,15 @@ fn carried_as(ether_type: u16, packet: &[u8], is_group: bool) -> Result<Carried<
 /// Inlined, so that headers are written where they stay: returned by value they are stored in small pieces and loaded
 /// in large ones, which stalls the processor.
 #[inline(always)]
-pub(crate) fn ipv4<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Headers<u32>) -> T) -> Result<Option<T>, DropReason> {
-    let (ip, _) = take::<Ipv4>(bytes).ok_or(DropReason::Malformed)?;
+pub(crate) fn ipv4<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Headers<u32>) -> T) -> Result<Option<T>, ParseError> {
+    let (ip, _) = take::<Ipv4>(bytes).ok_or(ParseError::Malformed)?;
     let (header_len, packet_len) = (ip.header_len(), ip.total_len.get());
     // A frame may be longer than its packet: Ethernet pads to 60 bytes.
     let packet = bytes.get(..usize::from(packet_len)).ok_or_else(|| longer_than_frame(bytes))?;
-    let (header, payload) = packet.split_at_checked(usize::from(header_len)).ok_or(DropReason::Malformed)?;
+    let (header, payload) = packet.split_at_checked(usize::from(header_len)).ok_or(ParseError::Malformed)?;
     if ip.version_ihl == Ipv4::PLAIN {
         if !bytes.first_chunk::<20>().is_some_and(|h| header_holds(h)) {
-            return Err(DropReason::Ipv4Checksum);
+            return Err(ParseError::Ipv4Checksum);
         }
     } else {
         ipv4_unusual(ip, header)?;
@@ -123,10 +122,10 @@ pub(crate) fn ipv4<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
         return Ok(None);
     }
     if is_martian_v4(source) {
-        return Err(DropReason::MartianSource);
+        return Err(ParseError::MartianSource);
     }
     if source == destination {
-        return Err(DropReason::SameSourceDestination);
+        return Err(ParseError::SameSourceDestination);
     }
     let (transport, source_port, destination_port) =
         if ip.is_fragment() { (Transport::Fragment, 0, 0) } else { transport(ip.protocol, protocol::ICMP, payload)? };
@@ -144,12 +143,12 @@ pub(crate) fn ipv4<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
 
 /// IPv4 headers that are not the plain 20 bytes: other versions, wrong lengths, options.
 #[cold]
-fn ipv4_unusual(ip: &Ipv4, header: &[u8]) -> Result<(), DropReason> {
+fn ipv4_unusual(ip: &Ipv4, header: &[u8]) -> Result<(), ParseError> {
     if ip.version() != 4 || header.len() < usize::from(Ipv4::BYTES) {
-        return Err(DropReason::Malformed);
+        return Err(ParseError::Malformed);
     }
     if !header_holds(header) {
-        return Err(DropReason::Ipv4Checksum);
+        return Err(ParseError::Ipv4Checksum);
     }
     let mut options = header.get(usize::from(Ipv4::BYTES)..).unwrap_or_default();
     while let [kind, rest @ ..] = options {
@@ -157,13 +156,13 @@ fn ipv4_unusual(ip: &Ipv4, header: &[u8]) -> Result<(), DropReason> {
             0 => return Ok(()), // end of options (RFC 791 section 3.1)
             1 => rest,          // no operation
             // Loose and strict source route: never forwarded (RFC 7126 sections 4.3 and 4.4).
-            131 | 137 => return Err(DropReason::SourceRoute),
+            131 | 137 => return Err(ParseError::SourceRoute),
             _ => {
                 let len = rest.first().map_or(0, |len| usize::from(*len));
                 if len < 2 {
-                    return Err(DropReason::Malformed);
+                    return Err(ParseError::Malformed);
                 }
-                options.get(len..).ok_or(DropReason::Malformed)?
+                options.get(len..).ok_or(ParseError::Malformed)?
             }
         };
     }
@@ -180,14 +179,14 @@ fn is_martian_v4(source: u32) -> bool {
 
 /// As [`ipv4`], for IPv6.
 #[inline(always)]
-pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Headers<u128>) -> T) -> Result<Option<T>, DropReason> {
-    let (ip, rest) = take::<Ipv6>(bytes).ok_or(DropReason::Malformed)?;
+pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Headers<u128>) -> T) -> Result<Option<T>, ParseError> {
+    let (ip, rest) = take::<Ipv6>(bytes).ok_or(ParseError::Malformed)?;
     if ip.version() != 6 {
-        return Err(DropReason::Malformed);
+        return Err(ParseError::Malformed);
     }
     // Payloads of more than 65,495 bytes fit no frame of the engine (a packet has at most 65,535 bytes in `Headers`).
-    let packet_len = ip.payload_len.get().checked_add(Ipv6::BYTES).ok_or(DropReason::Malformed)?;
-    let payload = rest.get(..usize::from(ip.payload_len.get())).ok_or(DropReason::Truncated)?;
+    let packet_len = ip.payload_len.get().checked_add(Ipv6::BYTES).ok_or(ParseError::Malformed)?;
+    let payload = rest.get(..usize::from(ip.payload_len.get())).ok_or(ParseError::Truncated)?;
     let chain = match ip.next_header {
         protocol::TCP | protocol::UDP | protocol::ICMPV6 => {
             Chain { protocol: ip.next_header, extension_bytes: 0, end: ChainEnd::Transport }
@@ -199,7 +198,7 @@ pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
         return Ok(None);
     }
     if source == destination {
-        return Err(DropReason::SameSourceDestination);
+        return Err(ParseError::SameSourceDestination);
     }
     let (transport, source_port, destination_port) = match chain.end {
         ChainEnd::Transport => {
@@ -211,7 +210,7 @@ pub(crate) fn ipv6<T>(bytes: &[u8], group_frame: bool, found: impl FnOnce(Header
     if let Transport::Icmp { kind, .. } = transport
         && came_through_a_router(kind, ip.hop_limit)
     {
-        return Err(DropReason::Malformed);
+        return Err(ParseError::Malformed);
     }
     Ok(Some(found(Headers {
         tuple: Tuple { source, destination, source_port, destination_port, protocol: chain.protocol },
@@ -279,15 +278,15 @@ pub(crate) fn never_sources<A: Address>() -> impl Iterator<Item = (u128, u128)> 
 /// address from the unspecified one. False is another packet of a host without address to a group, such as a router
 /// solicitation (RFC 4861 sections 4.1 and 4.3), which goes to the kernel.
 #[cold]
-fn is_address_probe(ends: (u128, u128), hop_limit: u8, chain: &Chain, payload: &[u8]) -> Result<bool, DropReason> {
+fn is_address_probe(ends: (u128, u128), hop_limit: u8, chain: &Chain, payload: &[u8]) -> Result<bool, ParseError> {
     let (source, destination) = ends;
     if source != 0 || !is_group_address(destination) {
-        return Err(DropReason::MartianSource);
+        return Err(ParseError::MartianSource);
     }
     let is_icmp = chain.end == ChainEnd::Transport && chain.protocol == protocol::ICMPV6;
     let kind = payload.get(usize::from(chain.extension_bytes)).filter(|_| is_icmp);
     if kind.is_some_and(|kind| came_through_a_router(*kind, hop_limit)) {
-        return Err(DropReason::Malformed);
+        return Err(ParseError::Malformed);
     }
     Ok(kind == Some(&icmpv6::NEIGHBOUR_SOLICITATION))
 }
@@ -295,31 +294,31 @@ fn is_address_probe(ends: (u128, u128), hop_limit: u8, chain: &Chain, payload: &
 /// The transport and its ports. `icmp` is the protocol number of ICMP in the packet's family; that of the other family
 /// is an unknown protocol.
 #[inline(always)]
-fn transport(number: u8, icmp: u8, payload: &[u8]) -> Result<(Transport, u16, u16), DropReason> {
+fn transport(number: u8, icmp: u8, payload: &[u8]) -> Result<(Transport, u16, u16), ParseError> {
     match number {
         protocol::TCP => {
-            let (tcp, _) = take::<Tcp>(payload).ok_or(DropReason::Malformed)?;
+            let (tcp, _) = take::<Tcp>(payload).ok_or(ParseError::Malformed)?;
             let header_len = tcp.header_len();
             if header_len < Tcp::BYTES || usize::from(header_len) > payload.len() {
-                return Err(DropReason::Malformed);
+                return Err(ParseError::Malformed);
             }
             Ok((Transport::Tcp { flags: tcp.flags }, tcp.source_port.get(), tcp.destination_port.get()))
         }
         protocol::UDP => {
-            let (udp, _) = take::<Udp>(payload).ok_or(DropReason::Malformed)?;
+            let (udp, _) = take::<Udp>(payload).ok_or(ParseError::Malformed)?;
             let len = udp.len.get();
             if len < Udp::BYTES || usize::from(len) > payload.len() {
-                return Err(DropReason::Malformed);
+                return Err(ParseError::Malformed);
             }
             Ok((Transport::Udp, udp.source_port.get(), udp.destination_port.get()))
         }
         protocol::SCTP => {
-            let chunk = sctp_chunk_kind(payload).ok_or(DropReason::Malformed)?;
-            let (sctp, _) = take::<Sctp>(payload).ok_or(DropReason::Malformed)?;
+            let chunk = sctp_chunk_kind(payload).ok_or(ParseError::Malformed)?;
+            let (sctp, _) = take::<Sctp>(payload).ok_or(ParseError::Malformed)?;
             Ok((Transport::Sctp { chunk }, sctp.source_port.get(), sctp.destination_port.get()))
         }
         _ if number == icmp => {
-            let (icmp, _) = take::<Icmp>(payload).ok_or(DropReason::Malformed)?;
+            let (icmp, _) = take::<Icmp>(payload).ok_or(ParseError::Malformed)?;
             Ok((Transport::Icmp { kind: icmp.kind, code: icmp.code }, 0, 0))
         }
         _ => Ok((Transport::Other, 0, 0)),
@@ -421,61 +420,61 @@ mod tests {
         let tagged = [&tcp()[..12], &[0x81, 0, 0]].concat();
         let mut wrong_sum = tcp();
         wrong_sum[24] ^= 1;
-        let rows: Vec<(&str, Vec<u8>, DropReason)> = vec![
-            ("an empty frame", vec![], DropReason::Malformed),
-            ("a frame shorter than Ethernet's header", tcp()[..13].to_vec(), DropReason::Malformed),
-            ("a frame that ends in its VLAN tag", tagged, DropReason::Malformed),
+        let rows: Vec<(&str, Vec<u8>, ParseError)> = vec![
+            ("an empty frame", vec![], ParseError::Malformed),
+            ("a frame shorter than Ethernet's header", tcp()[..13].to_vec(), ParseError::Malformed),
+            ("a frame that ends in its VLAN tag", tagged, ParseError::Malformed),
             (
                 "an ARP packet cut short",
                 arp_request([10, 0, 0, 1].into(), [10, 0, 0, 2].into())[..41].to_vec(),
-                DropReason::Malformed,
+                ParseError::Malformed,
             ),
-            ("an IPv4 header cut short", tcp()[..33].to_vec(), DropReason::Malformed),
-            ("IPv4 of another version", patched(tcp(), 14, &[0x65]), DropReason::Malformed),
-            ("an IPv4 header length below 20", patched(tcp(), 14, &[0x44]), DropReason::Malformed),
-            ("an IPv4 header longer than the packet", patched(tcp(), 14, &[0x4f]), DropReason::Malformed),
-            ("a total length below the header's", patched(tcp(), 16, &[0, 19]), DropReason::Malformed),
-            ("a total length beyond the frame", patched(tcp(), 16, &[0, 41]), DropReason::Truncated),
-            ("the same with a wrong checksum", [&tcp()[..16], &[0, 41], &tcp()[18..]].concat(), DropReason::Malformed),
-            ("a TCP header cut short by the total length", patched(tcp(), 16, &[0, 39]), DropReason::Malformed),
-            ("a TCP data offset below 20", patched(tcp(), 46, &[0x40]), DropReason::Malformed),
-            ("a TCP data offset beyond the packet", patched(tcp(), 46, &[0x60]), DropReason::Malformed),
-            ("a UDP length below 8", patched(udp(), 38, &[0, 7]), DropReason::Malformed),
-            ("a UDP length beyond the packet", patched(udp(), 38, &[0, 14]), DropReason::Malformed),
-            ("an ICMP message cut short", patched(tcp(), 16, &[0, 27, 0, 0, 0x40, 0, 9, 1]), DropReason::Malformed),
-            ("an SCTP header cut short", patched(tcp(), 16, &[0, 31, 0, 0, 0x40, 0, 9, 132]), DropReason::Malformed),
-            ("a wrong IPv4 header checksum", wrong_sum, DropReason::Ipv4Checksum),
-            ("a loose source route", with_options(&[1, 131, 3, 4]), DropReason::SourceRoute),
-            ("a strict source route", with_options(&[137, 3, 4, 0]), DropReason::SourceRoute),
-            ("an option without length", with_options(&[1, 1, 1, 7]), DropReason::Malformed),
-            ("an option of length 1", with_options(&[7, 1, 0, 0]), DropReason::Malformed),
-            ("an option beyond the header", with_options(&[7, 5, 0, 0]), DropReason::Malformed),
-            ("a source in this network", from_v4([0, 1, 2, 3].into()), DropReason::MartianSource),
-            ("a loopback source", from_v4([127, 0, 0, 1].into()), DropReason::MartianSource),
-            ("a multicast source", from_v4([224, 0, 0, 5].into()), DropReason::MartianSource),
-            ("broadcast as source", from_v4([255; 4].into()), DropReason::MartianSource),
-            ("source and destination equal", from_v4([192, 0, 2, 100].into()), DropReason::SameSourceDestination),
-            ("an IPv6 header cut short", tcp6()[..53].to_vec(), DropReason::Malformed),
-            ("IPv6 of another version", patched(tcp6(), 14, &[0x40]), DropReason::Malformed),
-            ("a payload length beyond the frame", patched(tcp6(), 18, &[0, 21]), DropReason::Truncated),
-            ("a payload longer than any packet", patched(tcp6(), 18, &[0xff, 0xff]), DropReason::Malformed),
-            ("a TCP header cut short by the payload length", patched(tcp6(), 18, &[0, 19]), DropReason::Malformed),
-            ("the IPv6 loopback as source", from_v6("::1"), DropReason::MartianSource),
-            ("an IPv4-mapped source", from_v6("::ffff:192.0.2.1"), DropReason::MartianSource),
-            ("an IPv6 multicast source", from_v6("ff02::1"), DropReason::MartianSource),
-            ("IPv6 source and destination equal", from_v6("2001:db8::1:100"), DropReason::SameSourceDestination),
-            ("a routing header of type 0", with_extensions(&[(43, &[0; 8])]), DropReason::SourceRoute),
+            ("an IPv4 header cut short", tcp()[..33].to_vec(), ParseError::Malformed),
+            ("IPv4 of another version", patched(tcp(), 14, &[0x65]), ParseError::Malformed),
+            ("an IPv4 header length below 20", patched(tcp(), 14, &[0x44]), ParseError::Malformed),
+            ("an IPv4 header longer than the packet", patched(tcp(), 14, &[0x4f]), ParseError::Malformed),
+            ("a total length below the header's", patched(tcp(), 16, &[0, 19]), ParseError::Malformed),
+            ("a total length beyond the frame", patched(tcp(), 16, &[0, 41]), ParseError::Truncated),
+            ("the same with a wrong checksum", [&tcp()[..16], &[0, 41], &tcp()[18..]].concat(), ParseError::Malformed),
+            ("a TCP header cut short by the total length", patched(tcp(), 16, &[0, 39]), ParseError::Malformed),
+            ("a TCP data offset below 20", patched(tcp(), 46, &[0x40]), ParseError::Malformed),
+            ("a TCP data offset beyond the packet", patched(tcp(), 46, &[0x60]), ParseError::Malformed),
+            ("a UDP length below 8", patched(udp(), 38, &[0, 7]), ParseError::Malformed),
+            ("a UDP length beyond the packet", patched(udp(), 38, &[0, 14]), ParseError::Malformed),
+            ("an ICMP message cut short", patched(tcp(), 16, &[0, 27, 0, 0, 0x40, 0, 9, 1]), ParseError::Malformed),
+            ("an SCTP header cut short", patched(tcp(), 16, &[0, 31, 0, 0, 0x40, 0, 9, 132]), ParseError::Malformed),
+            ("a wrong IPv4 header checksum", wrong_sum, ParseError::Ipv4Checksum),
+            ("a loose source route", with_options(&[1, 131, 3, 4]), ParseError::SourceRoute),
+            ("a strict source route", with_options(&[137, 3, 4, 0]), ParseError::SourceRoute),
+            ("an option without length", with_options(&[1, 1, 1, 7]), ParseError::Malformed),
+            ("an option of length 1", with_options(&[7, 1, 0, 0]), ParseError::Malformed),
+            ("an option beyond the header", with_options(&[7, 5, 0, 0]), ParseError::Malformed),
+            ("a source in this network", from_v4([0, 1, 2, 3].into()), ParseError::MartianSource),
+            ("a loopback source", from_v4([127, 0, 0, 1].into()), ParseError::MartianSource),
+            ("a multicast source", from_v4([224, 0, 0, 5].into()), ParseError::MartianSource),
+            ("broadcast as source", from_v4([255; 4].into()), ParseError::MartianSource),
+            ("source and destination equal", from_v4([192, 0, 2, 100].into()), ParseError::SameSourceDestination),
+            ("an IPv6 header cut short", tcp6()[..53].to_vec(), ParseError::Malformed),
+            ("IPv6 of another version", patched(tcp6(), 14, &[0x40]), ParseError::Malformed),
+            ("a payload length beyond the frame", patched(tcp6(), 18, &[0, 21]), ParseError::Truncated),
+            ("a payload longer than any packet", patched(tcp6(), 18, &[0xff, 0xff]), ParseError::Malformed),
+            ("a TCP header cut short by the payload length", patched(tcp6(), 18, &[0, 19]), ParseError::Malformed),
+            ("the IPv6 loopback as source", from_v6("::1"), ParseError::MartianSource),
+            ("an IPv4-mapped source", from_v6("::ffff:192.0.2.1"), ParseError::MartianSource),
+            ("an IPv6 multicast source", from_v6("ff02::1"), ParseError::MartianSource),
+            ("IPv6 source and destination equal", from_v6("2001:db8::1:100"), ParseError::SameSourceDestination),
+            ("a routing header of type 0", with_extensions(&[(43, &[0; 8])]), ParseError::SourceRoute),
             (
                 "hop-by-hop options that are not first",
                 with_extensions(&[(60, OPTION_HEADER), (0, OPTION_HEADER)]),
-                DropReason::Malformed,
+                ParseError::Malformed,
             ),
-            ("an extension header beyond the packet", with_extensions(&[(60, &[0, 9, 0, 0, 0, 0, 0, 0])]), DropReason::Malformed),
-            ("nine extension headers", with_extensions(&[(60, OPTION_HEADER); 9]), DropReason::Malformed),
+            ("an extension header beyond the packet", with_extensions(&[(60, &[0, 9, 0, 0, 0, 0, 0, 0])]), ParseError::Malformed),
+            ("nine extension headers", with_extensions(&[(60, OPTION_HEADER); 9]), ParseError::Malformed),
             (
                 "more than 256 bytes of extension headers",
                 with_extensions(&[(60, &[&[0, 32][..], &[0; 262]].concat())]),
-                DropReason::Malformed,
+                ParseError::Malformed,
             ),
         ];
         for (sentence, frame, expected) in rows {
@@ -524,7 +523,7 @@ mod tests {
             assert_eq!(v6(&behind(plain.clone())), moved(v6(&plain), bytes));
             for len in 12..54 + tags.len() {
                 let has_header = len >= 34 + tags.len();
-                let expected = if has_header { DropReason::Truncated } else { DropReason::Malformed };
+                let expected = if has_header { ParseError::Truncated } else { ParseError::Malformed };
                 assert_eq!(parse(&behind(Packet::tcp(CLIENT, VIP).build())[..len]), Err(expected), "{len} bytes");
             }
         }

@@ -147,8 +147,21 @@ impl SnatPorts {
 
     /// Allocates a port towards `target` from one of `addresses`, tried in order from `start` (modulo their number): a
     /// rested port, otherwise one that was never used. `None` if there is neither.
-    #[inline(never)]
+    #[inline(always)]
     pub fn allocate_rested<A: Address>(
+        &mut self,
+        target: SnatTarget<A>,
+        addresses: &[SnatAddress<A>],
+        start: usize,
+        now: Tick,
+    ) -> Option<SnatLease<A>> {
+        // Most often the first address has one.
+        let first = addresses.get(start).and_then(|address| self.rested(&target, address, now));
+        first.or_else(|| self.rested_of_any(target, addresses, start, now))
+    }
+
+    #[inline(never)]
+    fn rested_of_any<A: Address>(
         &mut self,
         target: SnatTarget<A>,
         addresses: &[SnatAddress<A>],

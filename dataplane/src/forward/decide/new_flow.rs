@@ -13,7 +13,7 @@ use crate::choose::Chooser;
 use crate::flow::{
     BackendId, Direction, FlowBackend, FlowMode, Segment, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first,
 };
-use crate::snapshot::{AddressRole, Frontend};
+use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
 use crate::stats::{DropReason, FrontendNumber};
 use crate::wire::Address;
 
@@ -51,10 +51,10 @@ pub(super) fn new_flow<'s, A: Address>(
     let Some((id, backend)) = chosen.and_then(|id| Some((id, snapshot.backend(id)?))) else {
         return without_backend(packet, frontend);
     };
-    let Some(target) = A::from_ip(backend.address.ip()) else { return Verdict::Drop(DropReason::NoRoute) };
-    if matches!(snapshot.role(target), AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused) {
-        return Verdict::Drop(DropReason::VipLoop);
-    }
+    let target: A = match backend_address(snapshot, backend) {
+        Ok(address) => address,
+        Err(reason) => return Verdict::Drop(reason),
+    };
     // A backend that is its own client would receive a packet from itself.
     if frontend.mode() == FlowMode::Dnat && target == tuple.source {
         return Verdict::Drop(DropReason::SameSourceDestination);
@@ -103,6 +103,17 @@ fn give_back<A: Address>(context: &mut DecisionContext<'_, '_, A>, lease: &SnatL
         context.ports.release(lease.pool, lease.port, context.now);
     } else {
         context.ports.release_clean(lease.pool, lease.port, context.now);
+    }
+}
+
+/// The address of a backend of new flows.
+///
+/// `no_route`: it is of the other family. `vip_loop`: packets to it would return to the gateway.
+pub(in crate::forward) fn backend_address<A: Address>(snapshot: &Snapshot, backend: &Backend) -> Result<A, DropReason> {
+    let address = A::from_ip(backend.address.ip()).ok_or(DropReason::NoRoute)?;
+    match snapshot.role(address) {
+        AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => Err(DropReason::VipLoop),
+        AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => Ok(address),
     }
 }
 

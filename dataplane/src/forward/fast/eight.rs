@@ -11,7 +11,7 @@ use super::hits::{Hit, Hits, operations_of};
 use super::plan::{Plan, operation};
 use crate::flow::{Candidate, Direction, HotFlow, HotFlows, SeenWords, Tick};
 use crate::forward::observer::Observe;
-use crate::forward::rewrite::outers::{self, EightOuters};
+use crate::forward::rewrite::encapsulate::{self, EightOuters};
 use crate::forward::rewrite::translate::EightOfFlows;
 use crate::snapshot::{Exit, Tunnels};
 use crate::wire::plain::head::{Head, Start, Starts, TAGGED, UNTAGGED, starts};
@@ -80,7 +80,7 @@ impl<O> Executor<'_, O> {
         O: Observe<B>,
     {
         for (position, (buffer, plan)) in (position..).zip(part.iter_mut().zip(plans)) {
-            let hit = match plan.shape.family() {
+            let hit = match plan.head.shape.family() {
                 0 => continue,
                 _ if *left & plan.flow_bit() != 0 || plan.flow == Candidate::NONE => Hit::Stays,
                 Shape::V4 => self.forward::<u32, B>(hits, buffer, plan),
@@ -110,7 +110,7 @@ impl<O> Executor<'_, O> {
         if let Hit::Planned(exit) = hit
             && self.one::<A, B>(buffer, plan, exit).is_none()
         {
-            plan.shape.port = Shape::STAYS;
+            plan.stays();
             return Hit::Stays;
         }
         hit
@@ -129,7 +129,7 @@ impl<O> Executor<'_, O> {
     where
         O: Observe<B>,
     {
-        let (first, shapes) = (plans[0].shape, Shapes::of(avx2, plans));
+        let (first, shapes) = (plans[0].head.shape, Shapes::of(avx2, plans));
         if !shapes.agree(avx2, first) || left != 0 && plans.iter().any(|plan| left & plan.flow_bit() != 0) {
             return false;
         }
@@ -155,16 +155,14 @@ impl<O> Executor<'_, O> {
     where
         O: Observe<B>,
     {
-        let HotFlows { flows, routes, .. } = &*A::hot(&mut self.tables);
-        let Some(first) = flows.first() else { return false };
+        let of = &*A::hot(&mut self.tables);
+        let Some(first) = of.flows.first() else { return false };
         let (is_udp, is_renumbered) = (shapes.are_udp(avx2), shapes.may_fragment(avx2));
         let are_to_client = Candidate::are_to_client(avx2, plans.each_ref().map(|plan| plan.flow));
         let mut eight = EightOfFlows { flows: [first; LANES], are_to_client, is_udp, is_renumbered };
         let mut exits = [&Exit::NOWHERE; LANES];
-        for (lane, plan) in plans.iter().enumerate() {
-            let Some(flow) = flows.get(plan.flow.entry().0) else { return false };
-            let Some(exit) = hits.exit::<A>(flow, *routes, plan) else { return false };
-            (eight.flows[lane], exits[lane]) = (flow, exit);
+        if find_flows::<A>(hits, of, plans, &mut eight.flows, &mut exits).is_none() {
+            return false;
         }
         let Some(mut starts) = starts::<AT, A::Head, _>(group) else { return false };
         let Some(live) = LiveFlows::<A>::of::<AT>(avx2, hits, &eight, &starts) else { return false };
@@ -186,38 +184,57 @@ impl<O> Executor<'_, O> {
         } else {
             let tunnels = &self.snapshot.tunnels;
             let tunnelled = Tunnelled::<A> { tunnels, shapes, eight: &eight, read: live.read, exits: &exits, measures };
-            let is_in_udp = operations & operation::IN_UDP != 0;
-            at = outers::bytes_before(A::NETWORK, is_in_udp);
-            let is_written = match is_in_udp {
-                _ if AT != UNTAGGED => false,
-                false => tunnelled.write::<false, B>(avx2, group),
-                true => tunnelled.write::<true, B>(avx2, group),
-            };
-            if !is_written {
+            if AT != UNTAGGED || !tunnelled.write(avx2, operations, group) {
                 return false;
             }
+            at = encapsulate::bytes_before(A::NETWORK, operations & operation::IN_UDP != 0);
         }
         let not_seen_now = live.not_seen_now;
         let departures = Plan::departures(avx2, measures, operations).to_array();
         for (lane, plan) in plans.iter_mut().enumerate() {
             plan.depart(departures[lane]);
-            count(self.counters, eight.flows[lane], plan.flow.entry().1, plan.shape.packet_len);
+            count(self.counters, eight.flows[lane], plan.flow.entry().1, plan.head.shape.packet_len);
         }
         if shapes.any_padded(avx2) {
             for (buffer, plan) in group.iter_mut().zip(&*plans) {
-                buffer.truncate(at + usize::from(plan.shape.packet_len));
+                buffer.truncate(at + usize::from(plan.head.shape.packet_len));
             }
         }
+        self.note_eight::<A, B>(group, plans, not_seen_now, hits.now);
+        true
+    }
+
+    /// Notes eight packets that were written: for the observer, and in flows that were not seen in this tick.
+    #[inline(always)]
+    fn note_eight<A: ExecutedFamily, B: Buffer>(&mut self, group: &[B; LANES], plans: &[Plan; LANES], not_seen_now: u8, now: Tick)
+    where
+        O: Observe<B>,
+    {
         if O::OBSERVES || O::METERS {
-            for (buffer, plan) in group.iter().zip(&*plans) {
+            for (buffer, plan) in group.iter().zip(plans) {
                 self.show::<A, B>(buffer, plan);
             }
         }
         if not_seen_now != 0 {
-            see(A::hot(&mut self.tables).flows, plans, not_seen_now, hits.now);
+            see(A::hot(&mut self.tables).flows, plans, not_seen_now, now);
         }
-        true
     }
+}
+
+/// Finds the flows of eight packets by their candidates, and the exits that these lead to; `None` if one stays.
+#[inline(always)]
+fn find_flows<'f, 's, A: ExecutedFamily>(
+    hits: &Hits<'s>,
+    of: &'f HotFlows<'_, A::Key>,
+    plans: &[Plan; LANES],
+    flows: &mut [&'f HotFlow<A::Key>; LANES],
+    exits: &mut [&'s Exit; LANES],
+) -> Option<()> {
+    for (lane, plan) in plans.iter().enumerate() {
+        let flow = of.flows.get(plan.flow.entry().0)?;
+        (flows[lane], exits[lane]) = (flow, hits.exit::<A>(flow, of.routes, plan)?);
+    }
+    Some(())
 }
 
 /// Eight packets of live flows that go into tunnels.
@@ -234,7 +251,12 @@ struct Tunnelled<'e, A: ExecutedFamily> {
 impl<A: ExecutedFamily> Tunnelled<'_, A> {
     /// Puts outer headers before the packets. Returns false, and leaves them as they are, where that takes a longer look.
     #[inline(always)]
-    fn write<const IN_UDP: bool, B: Buffer>(&self, avx2: Avx2, group: &mut [B; LANES]) -> bool {
+    fn write<B: Buffer>(&self, avx2: Avx2, operations: u8, group: &mut [B; LANES]) -> bool {
+        if operations & operation::IN_UDP != 0 { self.put::<true, B>(avx2, group) } else { self.put::<false, B>(avx2, group) }
+    }
+
+    #[inline(always)]
+    fn put<const IN_UDP: bool, B: Buffer>(&self, avx2: Avx2, group: &mut [B; LANES]) -> bool {
         let Self { tunnels, shapes, eight, read, exits, measures } = *self;
         let of_port = A::tunnel_sources(tunnels, exits[0].port);
         let is_to_other_family = |flow: &&HotFlow<A::Key>| flow.key(Direction::ToClient).has_no_source();
@@ -247,8 +269,8 @@ impl<A: ExecutedFamily> Tunnelled<'_, A> {
         {
             return false;
         }
-        let Some(sources) = outers::sources(of_port, shapes.entropy, IN_UDP) else { return false };
-        if !outers::prepend(group, outers::bytes_before(A::NETWORK, IN_UDP) - UNTAGGED) {
+        let Some(sources) = encapsulate::outer_sources(of_port, shapes.entropy, IN_UDP) else { return false };
+        if !encapsulate::prepend(group, encapsulate::bytes_before(A::NETWORK, IN_UDP) - UNTAGGED) {
             return false;
         }
         let of = EightOuters {
@@ -272,8 +294,8 @@ impl<A: ExecutedFamily> Tunnelled<'_, A> {
 fn outer_bytes<A: ExecutedFamily>(operations: u8) -> u32 {
     match operations & (operation::ENCAPSULATE | operation::IN_UDP) {
         0 => 0,
-        operation::ENCAPSULATE => (outers::bytes_before(A::NETWORK, false) - UNTAGGED) as u32,
-        _ => (outers::bytes_before(A::NETWORK, true) - UNTAGGED) as u32,
+        operation::ENCAPSULATE => (encapsulate::bytes_before(A::NETWORK, false) - UNTAGGED) as u32,
+        _ => (encapsulate::bytes_before(A::NETWORK, true) - UNTAGGED) as u32,
     }
 }
 

@@ -8,12 +8,13 @@
 use super::plan::{Plan, operation};
 use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::decide::{FlowFamily, FlowTables};
+use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
-use crate::forward::rewrite::outers::OuterFamily;
+use crate::forward::rewrite::encapsulate::OuterFamily;
 use crate::forward::rewrite::translate::{NewIdentification, TranslatedEight};
 use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::fragment::Identifications;
-use crate::port::PortIndex;
+use crate::port::{Port, PortIndex};
 use crate::snapshot::{ClientExits, Exit, Snapshot};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::plain::head::Head;
@@ -75,6 +76,21 @@ pub(super) struct Executor<'e, O> {
     pub(super) observer: &'e mut O,
 }
 
+/// The executor of a worker.
+#[inline(always)]
+pub(super) fn executor<'e, P: Port, O: Observe<P::Buffer>>(
+    engine: &'e mut Engine<P, O>,
+    snapshot: &'e Snapshot,
+) -> Executor<'e, O> {
+    Executor {
+        snapshot,
+        tables: HotTables::of(&mut engine.flows.tables, O::METERS),
+        counters: engine.output.counters.all_slots(),
+        identifications: &mut engine.identifications,
+        observer: &mut engine.output.observer,
+    }
+}
+
 impl<O> Executor<'_, O> {
     /// Writes one packet. `None`: its buffer has no room.
     #[inline(always)]
@@ -84,12 +100,12 @@ impl<O> Executor<'_, O> {
     {
         let (index, direction) = plan.flow.entry();
         let flow = A::hot(&mut self.tables).flows.get(index)?;
-        let shape = plan.shape;
-        if shape.operations & operation::ENCAPSULATE != 0 {
+        let shape = plan.head.shape;
+        if plan.head.operations & operation::ENCAPSULATE != 0 {
             into_tunnel::<A>(self.snapshot, self.identifications, buffer, plan, exit, flow)?;
         } else {
             let (network, transport) = A::parts(framed::<A>(buffer, exit, shape.network_offset.into())?);
-            if shape.operations & operation::TRANSLATE == 0 {
+            if plan.head.operations & operation::TRANSLATE == 0 {
                 A::lower_hop_limit(network);
             } else {
                 let replies = flow.key(direction.opposite());
@@ -116,11 +132,11 @@ impl<O> Executor<'_, O> {
         let HotFlows { flows, meters, .. } = A::hot(&mut self.tables);
         let Some(flow) = flows.get(index) else { return };
         if O::METERS {
-            meters.count(index, direction, plan.shape.packet_len);
+            meters.count(index, direction, plan.head.shape.packet_len);
         }
-        self.observer.observe(buffer, PacketOutcome::Forward(PortIndex(plan.shape.port)), || {
+        self.observer.observe(buffer, PacketOutcome::Forward(PortIndex(plan.head.port)), || {
             let Tuple { destination, destination_port: port, protocol, .. } =
-                flow.key(Direction::ToBackend).tuple(plan.shape.protocol());
+                flow.key(Direction::ToBackend).tuple(plan.head.shape.protocol());
             Some(PacketFlow { vip: destination.ip(), port, protocol, backend: BackendId::unpacked(flow.backend()) })
         });
     }
@@ -179,10 +195,10 @@ fn into_tunnel<A: ExecutedFamily>(
     exit: &Exit,
     flow: &HotFlow<A::Key>,
 ) -> Option<()> {
-    let shape = plan.shape;
+    let shape = plan.head.shape;
     let backend = flow.key(Direction::ToClient).tuple(shape.protocol()).source.ip();
-    let mode = if shape.operations & operation::IN_UDP == 0 { FlowMode::Ipip } else { FlowMode::Gue };
-    let outer = Outer::towards(backend, mode, exit, plan.hash, &snapshot.tunnels)?;
+    let mode = if plan.head.operations & operation::IN_UDP == 0 { FlowMode::Ipip } else { FlowMode::Gue };
+    let outer = Outer::towards(backend, mode, exit, plan.head.hash, &snapshot.tunnels)?;
     let identification = outer.identification(shape.may_fragment(), shape.protocol(), identifications);
     let inner = InnerPacket { network_offset: shape.network_offset.into(), packet_len: shape.packet_len, identification };
     encapsulate::<A>(buffer, inner, &outer, exit).then_some(())

@@ -73,7 +73,7 @@ impl<'s> Hits<'s> {
         let (index, direction) = plan.flow.entry();
         let HotFlows { flows, routes: to_clients, .. } = flows;
         let Some(flow) = flows.get_mut(index) else { return Hit::Stays };
-        let Some(head) = A::Head::of(frame, plan.shape.network_offset.into()) else { return Hit::Stays };
+        let Some(head) = A::Head::of(frame, plan.head.shape.network_offset.into()) else { return Hit::Stays };
         if !A::has_key(head, flow.key(direction)) {
             return Hit::OtherFlow;
         }
@@ -82,7 +82,7 @@ impl<'s> Hits<'s> {
         }
         let Some(exit) = self.exit::<A>(flow, *to_clients, plan) else { return Hit::Stays };
         let operations = operations_of(flow);
-        let mut len = u32::from(plan.shape.packet_len);
+        let mut len = u32::from(plan.head.shape.packet_len);
         if operations & operation::TRANSLATE == 0 {
             // A router would send a packet for a VIP back to the gateway.
             if operations == operation::HOP && !exit.is_on_link() {
@@ -121,14 +121,14 @@ impl<'s> Hits<'s> {
         plan: &Plan,
     ) -> Option<&'s Exit> {
         let (index, direction) = plan.flow.entry();
-        if !ADMISSION.admits(flow.mode_and_state(), plan.shape.signal(), direction) {
+        if !ADMISSION.admits(flow.mode_and_state(), plan.head.shape.signal(), direction) {
             return None;
         }
         let backend = self.backends.get(flow.backend())?;
         let group = backend.group();
         if direction == Direction::ToBackend {
             return match group {
-                Some(group) => self.exits.get(self.routes.first_choices.slot(group, plan.hash)),
+                Some(group) => self.exits.get(self.routes.first_choices.slot(group, plan.head.hash)),
                 None => Some(backend),
             };
         }

@@ -32,19 +32,19 @@ impl UnrecognisedAddresses {
     pub(super) fn hold_back<B: Buffer>(&mut self, part: &[B], plans: &mut [Plan]) {
         for (buffer, plan) in part.iter().zip(plans) {
             let frame = buffer.bytes();
-            let bit = match plan.shape.family() {
+            let bit = match plan.head.shape.family() {
                 0 => bit_of_addresses(frame),
                 _ if !self.has_any => None,
-                Shape::V4 => bit_of_plain::<u32>(frame, plan.shape),
-                _ => bit_of_plain::<u128>(frame, plan.shape),
+                Shape::V4 => bit_of_plain::<u32>(frame, plan.head.shape),
+                _ => bit_of_plain::<u128>(frame, plan.head.shape),
             };
             let Some(bit) = bit else { continue };
             let Some(word) = self.bits.get_mut(bit / 64) else { continue };
-            if plan.shape.family() == 0 {
+            if plan.head.shape.family() == 0 {
                 self.has_any = true;
                 *word |= 1 << (bit % 64);
             } else if *word >> (bit % 64) & 1 != 0 {
-                plan.shape = Shape::UNKNOWN;
+                plan.forget();
             }
         }
     }

@@ -5,3 +5,6 @@
 
 mod fragments;
 mod icmp_errors;
+
+pub(super) use fragments::handle_fragment;
+pub(super) use icmp_errors::handle_error;

@@ -5,16 +5,14 @@
 //!
 //! Not here: whether a packet is rewritten, and ICMP errors (`icmp`).
 
-mod encapsulate;
+pub(super) mod encapsulate;
 mod hop;
 pub mod mss;
 mod nat;
-pub(super) mod outers;
 mod reset;
 mod sctp_addresses;
 pub(super) mod translate;
 
-pub(crate) use encapsulate::bytes_of_same_sum;
 pub use encapsulate::{InnerPacket, Outer, encapsulate};
 pub use hop::hop;
 pub(crate) use nat::rewrite_of;

@@ -16,7 +16,7 @@ use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, BURST, Burst, FrameFilter, SentTo};
 use crate::snapshot::Snapshot;
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Carried, Headers, Parsed, Tags, Transport, carried, icmpv6, ipv4, ipv6, parse};
+use crate::wire::{Address, Buffer, Carried, Headers, ParseError, Parsed, Tags, Transport, carried, icmpv6, ipv4, ipv6, parse};
 
 /// What the packets of a burst have in common: where and when they arrived, and the tables of that time.
 #[derive(Clone, Copy)]
@@ -91,6 +91,19 @@ impl Sorted {
     }
 }
 
+impl From<ParseError> for DropReason {
+    fn from(error: ParseError) -> Self {
+        match error {
+            ParseError::Malformed => Self::Malformed,
+            ParseError::Truncated => Self::Truncated,
+            ParseError::Ipv4Checksum => Self::Ipv4Checksum,
+            ParseError::SourceRoute => Self::SourceRoute,
+            ParseError::MartianSource => Self::MartianSource,
+            ParseError::SameSourceDestination => Self::SameSourceDestination,
+        }
+    }
+}
+
 /// The first stage. Each loop over a burst is a function of its own: together they would not fit into the registers.
 #[inline(never)]
 pub(super) fn sort<B: Buffer>(tables: &FlowTables, filter: FrameFilter, burst: &Burst<B>, sorted: &mut Sorted) {
@@ -107,12 +120,12 @@ pub(super) fn sort<B: Buffer>(tables: &FlowTables, filter: FrameFilter, burst: &
             Ok(Carried::Arp) => Ok(Some(Kind::Arp)),
             Ok(Carried::Tagged) => Ok(Some(Kind::Tagged)),
             Ok(Carried::Other) => Ok(None),
-            Err(reason) => Err(reason),
+            Err(error) => Err(error),
         };
         kinds.push(match found {
             Ok(Some(kind)) => kind,
             Ok(None) => Kind::Other,
-            Err(reason) => Kind::Bad(reason),
+            Err(error) => Kind::Bad(error.into()),
         });
     }
 }
@@ -132,7 +145,7 @@ fn unusual(tables: &FlowTables, filter: FrameFilter, frame: &[u8], v4: &mut Look
         Ok(Parsed::V6(headers)) => look(&tables.v6, headers, v6, kind_v6),
         Ok(Parsed::Arp) => Kind::Arp,
         Ok(Parsed::Other) => Kind::Other,
-        Err(reason) => Kind::Bad(reason),
+        Err(error) => Kind::Bad(error.into()),
     }
 }
 

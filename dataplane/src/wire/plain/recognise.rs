@@ -59,7 +59,7 @@ pub(crate) struct ExpectedLink {
 
 /// Eight frames that were looked at together.
 pub(crate) struct Recognised {
-    /// The hash and the [`Shape`] of each.
+    /// The hash and the [`Shape`] of each, then two bytes of the caller's.
     pub(crate) rows: [Row; LANES],
     /// The upper halves of the hashes.
     pub(crate) upper: Lanes,
@@ -67,7 +67,8 @@ pub(crate) struct Recognised {
     pub(crate) known: u8,
 }
 
-/// Recognises those of eight frames that have a packet of this family at the offset `AT`. `lens` are the lengths of the frames.
+/// Recognises those of eight frames that have a packet of this family at the offset `AT`. `lens` are the lengths of the frames,
+/// `own` the last two bytes of each row.
 #[inline(always)]
 #[allow(clippy::cast_possible_truncation)] // offsets and lengths of heads
 pub(crate) fn recognise_eight<A: WideFamily, const AT: usize>(
@@ -76,6 +77,7 @@ pub(crate) fn recognise_eight<A: WideFamily, const AT: usize>(
     starts: [&Start<AT, A::Head>; LANES],
     lens: [u32; LANES],
     link: ExpectedLink,
+    own: [u8; 2],
 ) -> Recognised {
     let word = |value| avx2.splat(value);
     let room = avx2.lanes(lens) - word(AT as u32);
@@ -86,8 +88,8 @@ pub(crate) fn recognise_eight<A: WideFamily, const AT: usize>(
     let padded = word(Shape::PADDED.into()) ^ room.equals(len) & word(Shape::PADDED.into());
     let more = fragmentable & word(Shape::FRAGMENTABLE.into()) | padded;
     let heads = len | kind.left::<24>() | word((AT as u32) << 16 | u32::from(A::KIND) << 24);
-    let departures = more | word(u32::from(Shape::STAYS) << 16);
-    Recognised { rows: Lanes::rows([lower, upper, heads, departures]), upper, known: known.bits() }
+    let last = more | word(u32::from(u16::from_le_bytes(own)) << 16);
+    Recognised { rows: Lanes::rows([lower, upper, heads, last]), upper, known: known.bits() }
 }
 
 /// Words that are 0 where frames are for the port and, if they have a tag, have the expected one.

@@ -1,4 +1,4 @@
-//! What is known of a plain packet from its head, in the form that plans keep.
+//! The form of a plain packet, as its head says it.
 //!
 //! Not here: how it is found out (`recognise`).
 
@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::wire::ip::protocol;
 
-/// What the head of a packet says. 8 bytes, which are stored at once.
+/// The form of a plain packet. 6 bytes, which stand behind the hash in a row ([`Recognised`](super::Recognised)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Shape {
@@ -21,16 +21,12 @@ pub(crate) struct Shape {
     /// [`Shape::PADDED`] and [`Shape::FRAGMENTABLE`].
     pub(super) more: u8,
     pub(super) _rest: u8,
-    /// The port by which it leaves, for whoever decides that; [`Shape::STAYS`] at first.
-    pub(crate) port: u8,
-    /// What is to be done with it, for whoever decides that; 0 at first.
-    pub(crate) operations: u8,
 }
 
 // Eight shapes are made and read as words.
 const _: () = {
-    assert!(size_of::<Shape>() == 8 && offset_of!(Shape, network_offset) == 2 && offset_of!(Shape, kind) == 3);
-    assert!(offset_of!(Shape, more) == 4 && offset_of!(Shape, port) == 6 && offset_of!(Shape, operations) == 7);
+    assert!(size_of::<Shape>() == 6 && offset_of!(Shape, network_offset) == 2 && offset_of!(Shape, kind) == 3);
+    assert!(offset_of!(Shape, more) == 4);
 };
 
 impl Shape {
@@ -44,11 +40,8 @@ impl Shape {
     /// Routers may fragment the packet.
     pub(crate) const FRAGMENTABLE: u8 = 2;
 
-    /// In place of a port, of which there are fewer.
-    pub(crate) const STAYS: u8 = u8::MAX;
     /// A packet that is not recognised.
-    pub(crate) const UNKNOWN: Self =
-        Self { packet_len: 0, network_offset: 0, kind: 0, more: 0, _rest: 0, port: Self::STAYS, operations: 0 };
+    pub(crate) const UNKNOWN: Self = Self { packet_len: 0, network_offset: 0, kind: 0, more: 0, _rest: 0 };
 
     /// See [`Shape::PADDED`].
     #[inline(always)]

@@ -115,7 +115,7 @@ impl Explainer {
         };
         let headers = match parse(&frame) {
             Ok(parsed) => A::headers(parsed),
-            Err(reason) => return Ok(explanation(Outcome::Drop(reason), None)),
+            Err(error) => return Ok(explanation(Outcome::Drop(error.into()), None)),
         };
         let Some(headers) = headers else { return Ok(explanation(Outcome::Drop(DropReason::Malformed), None)) };
         let mut trial = Trial { snapshot, headers: &headers, segment, link, now, worker, flows, seed: self.seed };

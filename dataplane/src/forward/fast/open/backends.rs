@@ -8,7 +8,8 @@
 use proto::Family;
 
 use crate::flow::{BackendId, TargetSlot};
-use crate::snapshot::{AddressRole, Snapshot};
+use crate::forward::decide::backend_address;
+use crate::snapshot::Snapshot;
 use crate::wire::Address;
 
 /// Backends that are kept, by the lower bits of their slots: 4,096 * 64 bytes.
@@ -55,11 +56,7 @@ impl OpeningBackend {
     /// `None` if it is gone, of the other family, or at an address at which packets to it would return to the gateway.
     fn of<A: Address>(snapshot: &Snapshot, id: BackendId) -> Option<Self> {
         let backend = snapshot.backend(id)?;
-        let address = A::from_ip(backend.address.ip())?;
-        match snapshot.role(address) {
-            AddressRole::Vip | AddressRole::Snat | AddressRole::PoolUnused => return None,
-            AddressRole::Twin(_) | AddressRole::Broadcast | AddressRole::Elsewhere => {}
-        }
+        let address: A = backend_address(snapshot, backend).ok()?;
         Some(Self {
             sequence: snapshot.sequence(),
             id: id.packed(),
