@@ -102,6 +102,13 @@ pub enum FrameSize {
 /// Flags of `bench`.
 #[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
+    /// Packets of all modes, both families and both directions in each burst, of clients and backends with and without
+    /// VLAN tag, behind next hops of equal cost; one in 100 a SYN, one a FIN, one a fragment.
+    #[arg(long, conflicts_with_all = [
+        "mode", "family", "protocol", "state", "direction", "services", "size", "no_df", "vlan", "ecmp", "workers", "handover",
+        "new_flows", "snat_load", "flood", "latency", "listing",
+    ])]
+    pub mix: bool,
     /// Forwarding mode.
     #[arg(long, value_enum, default_value = "nat")]
     pub mode: BenchMode,
