@@ -233,7 +233,7 @@ impl FrameFields {
                 self.segment(bytes);
                 bytes.truncate(end);
             }
-            (Some(Piece::Later), Content::Rest { flow }) => data(bytes, self.data_len, Some(flow)),
+            (Some(Piece::Later), Content::Rest { flow }) => rest(bytes, flow),
             (Some(Piece::Later), _) => {}
         }
     }
@@ -253,7 +253,7 @@ impl FrameFields {
                 bytes.extend([0; 4]);
                 data(bytes, self.data_len, None);
                 if self.piece.is_some() {
-                    data(bytes, LATER_DATA, Some(sequence));
+                    rest(bytes, sequence);
                 }
             }
             Content::Udp { flow } => {
@@ -269,6 +269,12 @@ impl FrameFields {
             Content::Rest { .. } => {}
         }
     }
+}
+
+/// Appends the data of a later fragment: the number of the flow and its complement, since no checksum of its own covers it.
+fn rest(bytes: &mut Vec<u8>, flow: u32) {
+    data(bytes, LATER_DATA - NUMBER, Some(flow));
+    bytes.extend((!flow).to_be_bytes());
 }
 
 /// Appends data, which begins with the number of the flow if there is one.

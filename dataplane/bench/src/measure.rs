@@ -359,9 +359,7 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     /// end as begin.
     fn fill_with_short(&mut self, flows: &[PartFlows]) -> Result<(), BenchError> {
         let room = self.bench.scenario.room_for_short_flows();
-        // The second half: the first is the next that is opened.
-        let second_half = |flows: &'_ PartFlows| flows.short.len() / 2;
-        let syns = self.bench.clients_trace(flows, |flows| &flows.short[second_half(flows)..], Stage::Syn, 2)?;
+        let syns = self.bench.clients_trace(flows, |flows| flows.short_halves().1, Stage::Syn, 2)?;
         self.load(Side::Uplink, syns);
         self.clock.simulate(room, 1);
         self.pass(&[Side::Uplink], live_flows(room), KEPT_ONE_IN, Stage::Ack)?;

@@ -82,13 +82,13 @@ impl Places {
         }
     }
 
-    /// The stored pieces in the head of a frame, each with its place in what is stored. The mask changes no place; it tells
-    /// the compiler that all are within a head.
+    /// The stored pieces in the head of a frame, each with its place in what is stored. The minimum changes no place; it
+    /// tells the compiler that all are within a head.
     #[inline(always)]
     fn pieces(&self) -> [(Range<usize>, Range<usize>); 3] {
         let mut end = 0;
         std::array::from_fn(|n| {
-            let (at, len) = (self.stored_at[n] & (HEAD_BYTES / 2 - 1), PIECES[n]);
+            let (at, len) = (self.stored_at[n].min(HEAD_BYTES - PIECES[n]), PIECES[n]);
             end += len;
             (at..at + len, end - len..end)
         })

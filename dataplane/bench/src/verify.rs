@@ -122,7 +122,7 @@ struct Verifier {
     is_reclaimed: bool,
     snat: Vec<IpAddr>,
     tunnel_source: Option<IpAddr>,
-    /// Of the flows that stay.
+    /// Of the flows that stay, then of those that come and go: without what differs from one life to the next.
     choices: Vec<Choice>,
     /// Number of the next hop towards the client, of the flows that stay.
     hops_to_clients: Vec<u8>,
@@ -139,7 +139,7 @@ impl Verifier {
             is_reclaimed: scenario.comes_and_goes(),
             snat: scenario.snat_addresses(part.family),
             tunnel_source: scenario.tunnel_source(part.family),
-            choices: vec![Choice::NONE; part.flows.len()],
+            choices: vec![Choice::NONE; part.flows.len() + part.short_flows.len()],
             hops_to_clients: vec![NO_HOP; part.flows.len()],
             part: part.clone(),
         })
@@ -162,6 +162,12 @@ impl Verifier {
     /// The position of a flow among those that stay.
     fn position(&self, flow: u32) -> Option<usize> {
         self.part.flows.contains(&flow).then(|| (flow - self.part.flows.start) as usize)
+    }
+
+    /// The position of the choices of a flow. Those that come and go have new SNAT ports each time.
+    fn position_of_choice(&self, flow: u32) -> Option<usize> {
+        let short = || (flow.checked_sub(self.part.short_flows.start)? as usize).checked_add(self.part.flows.len());
+        self.position(flow).or_else(short)
     }
 
     /// The packet that a backend should get, with the choices of the packet that it got.
@@ -187,7 +193,9 @@ impl Verifier {
         let is_fragmented = part.fragmented.contains(&flow);
         let packet = seen.piece.filter(|_| is_fragmented).map_or(whole, |piece| traffic::fragment(whole, piece));
         let tunnel = self.tunnel(&packet, backend, &choice, seen)?;
-        Ok(FrameFields { tunnel, hop: chosen(packet.hop, seen.hop), ..packet })
+        // Who rewrites no address gives no other identification.
+        let hop = if self.mode.is_two_way() { chosen(packet.hop, seen.hop) } else { packet.hop };
+        Ok(FrameFields { tunnel, hop, ..packet })
     }
 
     /// The next hop towards a backend.
@@ -206,7 +214,7 @@ impl Verifier {
             Mode::Dsr => seen.destination_mac == part.backend_mac(service, *n),
             Mode::Ipip | Mode::Gue => seen.tunnel.is_some_and(|tunnel| tunnel.destination == part.backend(service, *n)),
         };
-        let known = self.position(flow).and_then(|at| self.choices.get(at)).filter(|choice| **choice != Choice::NONE);
+        let known = self.position_of_choice(flow).and_then(|at| self.choices.get(at)).filter(|choice| **choice != Choice::NONE);
         let near = known.map(|choice| choice.backend).filter(reaches);
         let backend = near.or_else(|| (0..part.backends).find(reaches));
         let Some(backend) = backend else { return Err(wrong("it goes to no backend of the service", seen)) };
@@ -253,10 +261,12 @@ impl Verifier {
         Ok(Some(TunnelHeaders { source, destination: backend, hop, ports }))
     }
 
-    /// Checks that a flow keeps its choice. Skipped for flows that come and go.
+    /// Checks that a flow keeps its choice.
     fn remember(&mut self, flow: u32, choice: Choice) -> Result<(), BenchError> {
-        let known = self.position(flow).and_then(|at| self.choices.get_mut(at));
-        let Some(known) = known else { return Ok(()) };
+        let has_new_ports = self.mode == Mode::Nat && !self.part.flows.contains(&flow);
+        let choice = if has_new_ports { Choice { port: 0, snat: 0, ..choice } } else { choice };
+        let known = self.position_of_choice(flow).and_then(|at| self.choices.get_mut(at));
+        let Some(known) = known else { return Err(wrong("there is no such flow", &flow)) };
         if *known == Choice::NONE {
             *known = choice;
         }
@@ -289,7 +299,8 @@ impl Verifier {
     }
 
     fn check_flows(&self) -> Result<(), BenchError> {
-        if let Some(flow) = self.choices.iter().position(|choice| *choice == Choice::NONE) {
+        let choices = self.choices.get(..self.part.flows.len()).unwrap_or(&[]);
+        if let Some(flow) = choices.iter().position(|choice| *choice == Choice::NONE) {
             let flow = self.part.flows.start as usize + flow;
             return Err(BenchError::Wrong(format!("the first packet of flow {flow} did not leave")));
         }
@@ -301,7 +312,7 @@ impl Verifier {
             let backend = u64::from(part.service_of(flow)) * u64::from(part.backends) + u64::from(choice.backend);
             backend << 24 | u64::from(choice.snat) << 16 | u64::from(choice.port)
         };
-        let mut keys: Vec<u64> = part.flows.clone().zip(&self.choices).map(key).collect();
+        let mut keys: Vec<u64> = part.flows.clone().zip(choices).map(key).collect();
         keys.sort_unstable();
         match keys.windows(2).find(|pair| pair.first() == pair.last()) {
             Some(keys) => Err(wrong("two flows look the same to one backend", &keys)),

@@ -3,6 +3,7 @@
 //! Not here: whole runs, which `tests/bench.rs` does.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use dataplane::Buffer;
@@ -91,13 +92,17 @@ fn first_of_sides(packets: Vec<(Side, Vec<u8>)>) -> Vec<(Side, Vec<u8>)> {
     Side::BOTH.into_iter().filter_map(first).collect()
 }
 
-/// Expects that a packet is right, and wrong with any other bit.
+/// Expects that a packet is right, and wrong with any other bit. The gateway chooses the identification of a fragment of
+/// IPv6 whose addresses it rewrites, and no checksum covers it.
 fn assert_each_bit_is_checked(verifiers: &mut Verifiers, side: Side, bytes: &[u8], what: &str) {
     let checked = verifiers.checked;
     verifiers.verify(side, Stage::Ack, bytes).unwrap();
     assert_eq!(verifiers.checked, checked + 1);
     let frame = crate::frame::read(bytes).unwrap();
-    for bit in 0..(frame.data_at() + frame.data_len) * 8 {
+    let is_rewritten = frame.destination.0.is_ipv6() && frame.piece.is_some() && frame.hop.identification != 0x1234;
+    let fragment_header_at = 54 + if frame.vlan.is_some() { 4 } else { 0 };
+    let is_chosen = |byte| is_rewritten && (fragment_header_at + 4..fragment_header_at + 8).contains(&byte);
+    for bit in (0..(frame.data_at() + frame.data_len) * 8).filter(|bit| !is_chosen(bit / 8)) {
         let mut changed = bytes.to_vec();
         changed[bit / 8] ^= 1 << (bit % 8);
         let found = verifiers.verify(side, Stage::Ack, &changed);
@@ -148,18 +153,25 @@ fn a_mix_has_its_shares_of_all_kinds_and_each_bit_of_them_is_checked() {
     let args = ["--mix", "--flows", "2000"];
     let (parts, (mut verifiers, packets)) = (scenario(&args).parts, sent(&args, 64_000));
     assert_eq!(packets.len(), 64_000, "some did not leave");
-    let mut counts = std::collections::BTreeMap::new();
+    let (mut counts, mut identifications) = (BTreeMap::new(), BTreeMap::new());
+    // All of them first: a changed packet may claim to be the first of a flow.
+    for (side, bytes) in &packets {
+        verifiers.verify(*side, Stage::Ack, bytes).unwrap();
+    }
     for (side, bytes) in packets {
         let frame = crate::frame::read(&bytes).unwrap();
         let flow = crate::traffic::flow_of(frame.content);
         let part = parts.iter().position(|part| part.flows.contains(&flow) || part.short_flows.contains(&flow)).unwrap();
+        match frame.piece {
+            Some(Piece::First) => drop(identifications.insert(flow, frame.hop.identification)),
+            Some(Piece::Later) => assert_eq!(identifications.get(&flow), Some(&frame.hop.identification), "{frame:?}"),
+            None => {}
+        }
         let kind = kind(&frame, frame.source == parts[part].frontend(flow));
         let count: &mut usize = counts.entry((part, kind)).or_default();
         *count += 1;
         if *count == 1 {
             assert_each_bit_is_checked(&mut verifiers, side, &bytes, &format!("{kind} of {:?}", parts[part]));
-        } else {
-            verifiers.verify(side, Stage::Ack, &bytes).unwrap();
         }
     }
     for (number, part) in parts.iter().enumerate() {
@@ -190,7 +202,7 @@ fn as_many_flows_of_a_mix_end_as_begin() {
         let mut counted = CounterReading::default();
         counted.add(&before, &CounterReading::of(&counters));
         counted.expect_no_drops().unwrap();
-        assert!((live * 19 / 10..=live * 2).contains(&counted.new_flows), "{counted:?}");
+        assert!(counted.new_flows.abs_diff(live * 2) <= live / 50, "{counted:?}");
         assert_eq!(counted.misses, counted.new_flows, "each packet of another kind is of a known flow");
         assert_eq!(counters.snat_port_reused_early.get(), 0);
     });
@@ -226,7 +238,15 @@ struct FaultyPort<P> {
     port: P,
     fault: Fault,
     is_on: Rc<Cell<bool>>,
-    bursts: u32,
+    received: u32,
+    sent: u32,
+}
+
+impl<P> FaultyPort<P> {
+    /// Whether it is the turn of this burst.
+    fn is_turn(&self, burst: u32) -> bool {
+        self.is_on.get() && burst.is_multiple_of(100)
+    }
 }
 
 impl<P: Port> Port for FaultyPort<P> {
@@ -234,15 +254,15 @@ impl<P: Port> Port for FaultyPort<P> {
 
     fn receive(&mut self, burst: &mut Burst<P::Buffer>) {
         self.port.receive(burst);
-        self.bursts += u32::from(self.is_on.get() && !burst.is_empty());
-        if self.is_on.get() && self.bursts % 100 == 99 && matches!(self.fault, Fault::LosesReceived) {
+        self.received += u32::from(!burst.is_empty());
+        if self.is_turn(self.received) && matches!(self.fault, Fault::LosesReceived) {
             burst.pop();
         }
     }
 
     fn transmit(&mut self, burst: &mut Burst<P::Buffer>) {
-        self.bursts += u32::from(self.is_on.get());
-        if self.is_on.get() && self.bursts % 100 == 99 {
+        self.sent += u32::from(!burst.is_empty());
+        if self.is_turn(self.sent) {
             match self.fault {
                 Fault::LosesReceived => {}
                 Fault::LosesTransmitted => drop(burst.pop()),
@@ -270,7 +290,7 @@ impl Harness for Faulty {
     const WAITS: bool = false;
 
     fn ports(&mut self) -> Option<[Self::Port; 2]> {
-        let faulty = |port| FaultyPort { port, fault: self.fault, is_on: Rc::clone(&self.is_on), bursts: 0 };
+        let faulty = |port| FaultyPort { port, fault: self.fault, is_on: Rc::clone(&self.is_on), received: 0, sent: 0 };
         Some(self.harness.ports()?.map(faulty))
     }
 
@@ -317,7 +337,7 @@ fn with(fault: Fault, args: &[&str]) -> Result<(), BenchError> {
     run.with_session(&mut harness, |session, flows| {
         session.open(flows)?;
         is_on.set(true);
-        session.pass(run.scenario.sides(), 64_000, KEPT_ONE_IN, Stage::Ack)?;
+        session.pass(run.scenario.sides(), 30_000, KEPT_ONE_IN, Stage::Ack)?;
         let mut account = FinalAccount::default();
         account.add(session.engine.counters(), session.harness.traffic())?;
         account.close()

@@ -13,7 +13,7 @@ use super::worker_flows::PartFlows;
 use super::{Bench, Polled, Session};
 use crate::harness::Harness;
 
-/// Frames of a trace at least: those of few flows are repeated, since no burst goes beyond the end of a source.
+/// Frames of the only source at least: those of few flows are repeated, since no burst goes beyond its end.
 const FRAMES_MIN: usize = 4096;
 /// Packets of a part of `--mix`, for each of its shares, before the order repeats. All parts together have 64,000: the order
 /// takes 64 KB.
@@ -33,9 +33,9 @@ impl Bench<'_> {
         seed: u64,
         frame: impl Fn(u32) -> Result<FrameFields, BenchError>,
     ) -> Result<Source, BenchError> {
-        let mut order = flows.to_vec();
-        trace::shuffle(&mut order, seed);
-        let frames = order.len() * FRAMES_MIN.div_ceil(order.len().max(1));
+        let order = in_random_order(flows, seed);
+        let is_only = self.scenario.parts.len() == 1;
+        let frames = if is_only { order.len() * FRAMES_MIN.div_ceil(order.len().max(1)) } else { order.len() };
         let order: Vec<u32> = order.into_iter().cycle().take(frames).collect();
         Source::new(part, &order, frame)
     }
@@ -85,7 +85,9 @@ impl Bench<'_> {
             let packets = MIXED_PACKETS * part.share as usize;
             let rare = packets / RARE_ONE_IN;
             let of_client = |stage| move |flow| Ok(traffic::from_client(part, stage, flow));
-            let short = |stage| self.source(part, &flows.short, RARE_SEED, of_client(stage));
+            let (next, live) = flows.short_halves();
+            let short_order = [next, live].map(|half| in_random_order(half, RARE_SEED)).concat();
+            let short = |stage| Source::new(part, &short_order, of_client(stage));
             mixture.add_in_turn([short(Stage::Syn)?, short(Stage::Fin)?], rare);
             let fragmented: Vec<u32> = part.fragmented.clone().collect();
             let piece =
@@ -100,6 +102,12 @@ impl Bench<'_> {
         }
         Ok(self.into_trace(mixture, RARE_SEED))
     }
+}
+
+fn in_random_order(flows: &[u32], seed: u64) -> Vec<u32> {
+    let mut order = flows.to_vec();
+    trace::shuffle(&mut order, seed);
+    order
 }
 
 impl<H: Harness, E: Polled> Session<'_, H, E> {

@@ -124,6 +124,11 @@ impl PartFlows {
     pub(super) fn first(&self) -> &[u32] {
         if self.staying.is_empty() { &self.short } else { &self.staying }
     }
+
+    /// With `--mix`: those that come next, and those of which some are live at the beginning.
+    pub(super) fn short_halves(&self) -> (&[u32], &[u32]) {
+        self.short.split_at(self.short.len() / 2)
+    }
 }
 
 /// The flows of a worker.
