@@ -220,6 +220,35 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_mix_has_no_mode_family_or_kind_of_packets_of_its_own() {
+        let mixed = |args: &str| Bench::try_parse_from(["bench", "--mix"].into_iter().chain(args.split(' ')));
+        assert!(mixed("--flows 1000 --backends 4 --io ring --buffers 512 --core 0").unwrap().args.mix);
+        for wrong in [
+            "--mode nat",
+            "--family v6",
+            "--protocol tcp",
+            "--state established",
+            "--direction both",
+            "--services 2",
+            "--size imix",
+            "--no-df",
+            "--vlan",
+            "--ecmp 4",
+            "--workers 2",
+            "--handover",
+            "--new-flows",
+            "--flood",
+            "--latency",
+            "--listing",
+        ] {
+            let error = mixed(wrong).unwrap_err();
+            let flag = wrong.split(' ').next().unwrap();
+            assert_eq!(error.exit_code(), 2, "{wrong}");
+            assert!(error.to_string().contains("--mix") && error.to_string().contains(flag), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
     fn bench_reads_modes_and_refuses_what_there_is_not() {
         for mode in Mode::ALL {
             let args = Bench::try_parse_from(["bench", "--mode", mode.as_str()]).unwrap().args;

@@ -107,7 +107,12 @@ impl Places {
         for gap in [0..first.0.start, first.0.end..second.0.start, second.0.end..third.0.start, third.0.end..self.end] {
             head[gap.clone()].copy_from_slice(&template[gap]);
         }
-        self.put(head, stored);
+        if (first.0.end, second.0.end) == (second.0.start, third.0.start) {
+            // In one piece: half as many moves.
+            head[first.0.start..third.0.end].copy_from_slice(stored);
+        } else {
+            self.put(head, stored);
+        }
     }
 
     /// The same where the places are not constants: as many moves for each layout.

@@ -40,7 +40,7 @@ impl Bench<'_> {
         Source::new(part, &order, frame)
     }
 
-    fn into_trace(&self, mixture: Mixture, seed: u64) -> Option<Trace> {
+    fn trace_of(&self, mixture: Mixture, seed: u64) -> Option<Trace> {
         self.scenario.parts.first().map(|part| mixture.into_trace(seed, trace::pattern(part)))
     }
 
@@ -56,7 +56,7 @@ impl Bench<'_> {
         for (part, flows) in self.scenario.parts.iter().zip(flows).map(|(part, flows)| (part, of_part(flows))) {
             mixture.add(self.source(part, flows, seed, |flow| Ok(traffic::from_client(part, stage, flow)))?, flows.len());
         }
-        Ok(self.into_trace(mixture, seed))
+        Ok(self.trace_of(mixture, seed))
     }
 
     /// The replies of the backends to what they got, in parts whose replies pass the gateway.
@@ -67,7 +67,7 @@ impl Bench<'_> {
                 mixture.add(self.replies(number, part, &flows.staying, stage, seed)?, flows.staying.len());
             }
         }
-        Ok(self.into_trace(mixture, seed))
+        Ok(self.trace_of(mixture, seed))
     }
 
     fn replies(&self, number: usize, part: &Part, flows: &[u32], stage: Stage, seed: u64) -> Result<Source, BenchError> {
@@ -100,7 +100,7 @@ impl Bench<'_> {
                 mixture.add(self.replies(number, part, &flows.staying, Stage::Ack, BACKENDS_SEED)?, replies);
             }
         }
-        Ok(self.into_trace(mixture, RARE_SEED))
+        Ok(self.trace_of(mixture, RARE_SEED))
     }
 }
 
