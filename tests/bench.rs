@@ -116,6 +116,23 @@ fn every_mode_works_over_rings() {
     }
 }
 
+#[test]
+fn a_mix_is_forwarded_correctly_over_memory_and_over_rings() {
+    for args in [vec!["--mix"], vec!["--mix", "--io", "ring"]] {
+        let report = bench(std::slice::from_ref(&args)).remove(0);
+        assert_eq!((&report["mode"], &report["family"], &report["direction"]), (&"mix".into(), &"mix".into(), &"both".into()));
+        assert_eq!((&report["services"], &report["vlan"], &report["ecmp"]), (&14.into(), &true.into(), &4.into()));
+        let [packets, hits, misses, new_flows, verified] =
+            ["packets", "hits", "misses", "new_flows", "verified"].map(|key| report[key].as_u64().unwrap());
+        assert_eq!((packets, misses), (hits + misses, new_flows), "only SYNs have no flow yet: {report}");
+        // One packet in a hundred is a SYN, in a random order.
+        assert!(packets < 10_000 || (packets / 120..=packets / 80).contains(&new_flows), "{report}");
+        assert_eq!((&report["received"], &report["held"], &report["dropped"]), (&report["transmitted"], &0.into(), &0.into()));
+        assert!(verified > u64::from(FLOWS), "{report}");
+        assert!(report["floor_ns"].as_f64().unwrap() > 0.0, "{report}");
+    }
+}
+
 /// Latencies are not judged: they depend on the machine.
 #[test]
 fn latency_is_measured_at_three_loads() {
@@ -183,6 +200,8 @@ fn contradictions_are_refused() {
         "--no-df --family v6",
         "--latency --new-flows",
         "--listing --flood",
+        "--mix --mode nat",
+        "--mix --new-flows",
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_sluiced")).arg("bench").args(args.split(' ')).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args}");

@@ -19,12 +19,12 @@ import runs
 from machine import describe
 
 
-def check(io):
+def check(what, options):
     """Expects verified packets and no drops. Time is not judged: that of a loaded machine, or of a program that is not
     optimised, says nothing. .ci/bench-guard limits instructions."""
-    report = runs.sluiced(["--io", io, "--backends", "100", "--flows", "100000"])
+    report = runs.sluiced(options)
     print(
-        f"nat over {io}, {report['flows']} flows: {report['ns_per_packet']:.1f} ns per packet, {report['drops']} drops, "
+        f"{what}, {report['flows']} flows: {report['ns_per_packet']:.1f} ns per packet, {report['drops']} drops, "
         f"{report['verified']} packets checked",
         flush=True,
     )
@@ -80,8 +80,9 @@ def main(arguments):
     elif not runs.SLUICED.exists():
         raise SystemExit(f"bench: expected {runs.SLUICED}: run 'make build'")
     elif arguments == ["--check"]:
-        check("mem")
-        check("ring")
+        for io in ("mem", "ring"):
+            check(f"nat over {io}", ["--io", io, "--backends", "100", "--flows", "100000"])
+        check("mixed traffic", ["--mix", "--flows", "10000"])
     else:
         measure(arguments)
     return 0

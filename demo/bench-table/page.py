@@ -26,6 +26,9 @@ Service of 16 backends, unless the row says otherwise.
   one of a million flows needs two lines, a reply up to three. Targets of many flows and of many Services are computed
   from the time of a line that is fetched ahead. Where such a line takes long, as in a virtual machine whose host has
   small pages, figures of many flows cannot come near those of few.
+- **Mixed traffic**: each burst has packets of all modes, both families and both directions, with and without VLAN tags
+  and next hops of equal cost; one in 100 is a SYN, one a FIN and one a fragment ([`--mix`](commands.md#sluiced)). It is
+  compared with the mean of the rows that it is mixed of, by their shares.
 - **Latency**: from the arrival of a packet until it leaves. Packets arrive at a steady rate, whether or not the worker
   polls: at this part of the rate that the worker reaches when every burst is full. What interrupts the worker counts
   too, such as other programs. There is no target.

@@ -13,6 +13,10 @@ V6_FACTOR, V6_L = 1.3, {1_000: 0, 1_000_000: 5.5}  # IPv6: a multiple of IPv4's 
 NEW_FLOW_Y = {"v4": 15.5, "v6": 16.5, "snat-load": 17}
 HANDOVER_Y = 2
 SERVICES_L = 3  # 10,000 Services instead of one
+MIX_FACTOR = 1.3  # mixed traffic: a multiple of the mean of what it is mixed of
+# Shares of the runs that mixed traffic is mixed of, in twentieths (dataplane/bench/src/scenario/part.rs).
+MIX = {"nat": 8, "nat v6": 4} | {f"{mode}{family}": 1 for mode in MODES if mode != "nat" for family in ("", " v6")}
+MIX_NEW = {"new-flows v4": 0.6, "new-flows v6": 0.4}  # one packet in a hundred opens a flow
 
 
 class Figures:
@@ -65,6 +69,13 @@ class Figures:
         limit_ns = V6_FACTOR * self.ns(f"{mode} 1000") + lines * self.line_ns()
         text = f"{V6_FACTOR} x IPv4, 1,000 flows" + (f", + {lines} L" if lines else "")
         return self.per_packet(what, run, limit_ns, f" ({text})")
+
+    def mix_row(self, what):
+        """ns per packet of mixed traffic, beside the weighted mean of the runs that it is mixed of. Those of replies, next
+        hops and tags, and FINs and fragments, count as the others."""
+        known = sum(share * self.ns(f"{run} 1000000") for run, share in MIX.items()) / sum(MIX.values())
+        mean = 0.99 * known + 0.01 * sum(share * self.ns(run) for run, share in MIX_NEW.items())
+        return self.per_packet(what, "mix", MIX_FACTOR * mean, f" ({MIX_FACTOR} x the mean of its parts)")
 
     def new_flows_row(self, what, kind):
         """Millions of flows a second; the target is a time in units of the yardstick."""
@@ -129,6 +140,7 @@ def table(stored):
     for run, what in ("nat no-df", "without DF"), ("nat ecmp 4", "4 next hops"), ("nat vlan", "VLAN tags"):
         limit_ns = 1.2 * figures.ns("nat 1000")
         rows.append(figures.per_packet(f"`nat`, 1,000 flows, {what}", run, limit_ns, " (1.2 x the plain row)"))
+    rows.append(figures.mix_row("mixed traffic, 1,000,000 flows"))
     for flows, more_ns in (1_000, 12), (1_000_000, 20):
         run = f"ring {flows}"
         limit_ns = figures.report(run)["floor_ns"] + more_ns

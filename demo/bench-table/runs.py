@@ -44,6 +44,7 @@ def all_runs():
         if flows == 1_000:
             for option in ("--no-df", "--ecmp 4", "--vlan"):
                 runs[f"nat {option[2:]}"] = ["--flows", "1000", *option.split()]
+    runs["mix"] = ["--mix"]
     for flows in (1_000, 1_000_000):
         runs[f"ring {flows}"] = ["--io", "ring", "--flows", str(flows)]
     for services in SERVICES:

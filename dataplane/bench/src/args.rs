@@ -102,6 +102,13 @@ pub enum FrameSize {
 /// Flags of `bench`.
 #[derive(Clone, Debug, Args)]
 pub struct BenchArgs {
+    /// Packets of all modes, both families and both directions in each burst, of clients and backends with and without
+    /// VLAN tag, behind next hops of equal cost; one in 100 a SYN, one a FIN, one a fragment.
+    #[arg(long, conflicts_with_all = [
+        "mode", "family", "protocol", "state", "direction", "services", "size", "no_df", "vlan", "ecmp", "workers", "handover",
+        "new_flows", "snat_load", "flood", "latency", "listing",
+    ])]
+    pub mix: bool,
     /// Forwarding mode.
     #[arg(long, value_enum, default_value = "nat")]
     pub mode: BenchMode,
@@ -210,6 +217,35 @@ pub(crate) mod tests {
     fn the_flags_are_consistent() {
         use clap::CommandFactory as _;
         Bench::command().debug_assert();
+    }
+
+    #[test]
+    fn a_mix_has_no_mode_family_or_kind_of_packets_of_its_own() {
+        let mixed = |args: &str| Bench::try_parse_from(["bench", "--mix"].into_iter().chain(args.split(' ')));
+        assert!(mixed("--flows 1000 --backends 4 --io ring --buffers 512 --core 0").unwrap().args.mix);
+        for wrong in [
+            "--mode nat",
+            "--family v6",
+            "--protocol tcp",
+            "--state established",
+            "--direction both",
+            "--services 2",
+            "--size imix",
+            "--no-df",
+            "--vlan",
+            "--ecmp 4",
+            "--workers 2",
+            "--handover",
+            "--new-flows",
+            "--flood",
+            "--latency",
+            "--listing",
+        ] {
+            let error = mixed(wrong).unwrap_err();
+            let flag = wrong.split(' ').next().unwrap();
+            assert_eq!(error.exit_code(), 2, "{wrong}");
+            assert!(error.to_string().contains("--mix") && error.to_string().contains(flag), "{wrong}: {error}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use dataplane::Mac;
 
-/// A TCP or UDP packet without options, inside a tunnel or not.
+/// A TCP or UDP packet without options or a fragment of a TCP segment, inside a tunnel or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FrameFields {
     pub(super) destination_mac: Mac,
@@ -22,18 +22,57 @@ pub(super) struct FrameFields {
     pub(super) source: (IpAddr, u16),
     pub(super) destination: (IpAddr, u16),
     pub(super) hop: Hop,
+    /// Which fragment it is; none of a whole packet.
+    pub(super) piece: Option<Piece>,
     pub(super) content: Content,
-    /// Bytes behind the transport header; of UDP at least four, which have the number of the flow.
+    /// Bytes behind the transport header; of UDP and of a later fragment at least four, which have the number of the flow.
     pub(super) data_len: usize,
+}
+
+/// A fragment of a TCP segment of [`FIRST_DATA`] and [`LATER_DATA`] bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// The TCP header and [`FIRST_DATA`].
+    First,
+    /// [`LATER_DATA`].
+    Later,
+}
+
+impl Piece {
+    const BOTH: [Self; 2] = [Self::First, Self::Later];
+
+    #[allow(clippy::cast_possible_truncation)] // 3
+    const fn position(self) -> Position {
+        match self {
+            Self::First => Position { offset: 0, more: true },
+            Self::Later => Position { offset: (TCP_BYTES + FIRST_DATA) as u16 / 8, more: false },
+        }
+    }
+}
+
+/// The place of a fragment in its datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Position {
+    /// In units of eight bytes.
+    offset: u16,
+    /// Whether others follow.
+    more: bool,
+}
+
+impl Position {
+    /// The fragment here; `None`: the bench sends no such fragment.
+    fn piece(self) -> Option<Piece> {
+        Piece::BOTH.into_iter().find(|piece| piece.position() == self)
+    }
 }
 
 /// The fields of an IP header that routers write or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hop {
     pub(super) limit: u8,
-    /// IPv4; otherwise 0.
-    pub(super) identification: u16,
-    /// IPv4; otherwise true.
+    /// IPv4, 16 bits, and of fragments of IPv6; otherwise 0.
+    pub(super) identification: u32,
+    /// IPv4, and false of fragments of IPv6; otherwise true.
     pub(super) dont_fragment: bool,
     /// The flow label of IPv6; otherwise 0.
     pub(super) label: u32,
@@ -42,8 +81,19 @@ pub(super) struct Hop {
 /// The transport header, and the number of the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    Tcp { flags: u8, sequence: u32, acknowledgement: u32, window: u16 },
-    Udp { flow: u32 },
+    Tcp {
+        flags: u8,
+        sequence: u32,
+        acknowledgement: u32,
+        window: u16,
+    },
+    Udp {
+        flow: u32,
+    },
+    /// A later fragment, without the header.
+    Rest {
+        flow: u32,
+    },
 }
 
 /// The headers in front of a packet.
@@ -62,16 +112,24 @@ const FRAME_BYTES_MIN: usize = 60;
 pub(super) const ETHERNET: usize = 14;
 /// VLAN tag, bytes.
 pub(super) const TAG: usize = 4;
-/// Bytes of the flow's number in UDP data.
+/// Bytes of the flow's number in UDP data, and in later fragments.
 const NUMBER: usize = 4;
 const TCP_BYTES: usize = 20;
 const UDP_BYTES: usize = 8;
+/// The fragment header of IPv6 (RFC 8200 section 4.5), bytes.
+const FRAGMENT_BYTES: usize = 8;
+/// Data of the first fragment, bytes: with the TCP header a multiple of eight.
+pub(super) const FIRST_DATA: usize = 4;
+/// Data of the later fragment, bytes.
+pub(super) const LATER_DATA: usize = 12;
+const _: () = assert!((TCP_BYTES + FIRST_DATA).is_multiple_of(8));
 
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const VLAN: u16 = 0x8100;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
+const FRAGMENT: u8 = 44;
 
 /// The byte of data at a position, unless it is of the flow's number.
 #[allow(clippy::cast_possible_truncation)] // the lowest byte
@@ -82,7 +140,7 @@ pub(super) const fn pattern(position: usize) -> u8 {
 impl Content {
     const fn protocol(self) -> u8 {
         match self {
-            Self::Tcp { .. } => TCP,
+            Self::Tcp { .. } | Self::Rest { .. } => TCP,
             Self::Udp { .. } => UDP,
         }
     }
@@ -91,6 +149,7 @@ impl Content {
         match self {
             Self::Tcp { .. } => TCP_BYTES,
             Self::Udp { .. } => UDP_BYTES,
+            Self::Rest { .. } => 0,
         }
     }
 
@@ -98,7 +157,7 @@ impl Content {
     pub(super) const fn data_min(self) -> usize {
         match self {
             Self::Tcp { .. } => 0,
-            Self::Udp { .. } => NUMBER,
+            Self::Udp { .. } | Self::Rest { .. } => NUMBER,
         }
     }
 }
@@ -118,7 +177,13 @@ impl FrameFields {
     pub(super) fn data_at(&self) -> usize {
         let tag = if self.vlan.is_some() { TAG } else { 0 };
         let tunnel = self.tunnel.map_or(0, |tunnel| tunnel.bytes());
-        ETHERNET + tag + tunnel + ip_bytes(self.source.0.is_ipv4()) + self.content.header_bytes()
+        ETHERNET + tag + tunnel + self.ip_bytes() + self.content.header_bytes()
+    }
+
+    /// Bytes of the packet's IP header, with the fragment header.
+    fn ip_bytes(&self) -> usize {
+        let is_v4 = self.source.0.is_ipv4();
+        ip_bytes(is_v4) + if self.piece.is_some() && !is_v4 { FRAGMENT_BYTES } else { 0 }
     }
 
     /// Replaces `bytes` by the frame. Padding is zero.
@@ -134,11 +199,12 @@ impl FrameFields {
         let is_v4 = self.source.0.is_ipv4();
         let segment_len = self.content.header_bytes() + self.data_len;
         if let Some(tunnel) = &self.tunnel {
-            let packet_len = ip_bytes(is_v4) + segment_len;
+            let packet_len = self.ip_bytes() + segment_len;
             bytes.extend(ether_type(tunnel.source.is_ipv4()).to_be_bytes());
             let carried = if tunnel.ports.is_some() { UDP } else { ip_number(is_v4) };
             let udp_len = if tunnel.ports.is_some() { UDP_BYTES } else { 0 };
-            ip_header(bytes, (tunnel.source, tunnel.destination), &tunnel.hop, carried, udp_len + packet_len);
+            let outer = IpHeader::new(tunnel.source, tunnel.destination, tunnel.hop, carried, udp_len + packet_len);
+            outer.write(bytes);
             let udp_at = bytes.len();
             if let Some(ports) = tunnel.ports {
                 udp_header(bytes, ports, udp_len + packet_len);
@@ -157,10 +223,26 @@ impl FrameFields {
 
     /// Appends the IP packet.
     fn packet(&self, bytes: &mut Vec<u8>, segment_len: usize) {
+        let (source, destination) = (self.source.0, self.destination.0);
+        let header = IpHeader::new(source, destination, self.hop, self.content.protocol(), segment_len);
+        IpHeader { piece: self.piece, ..header }.write(bytes);
+        match (self.piece, self.content) {
+            (None, _) => self.segment(bytes),
+            (Some(Piece::First), _) => {
+                let end = bytes.len() + segment_len;
+                self.segment(bytes);
+                bytes.truncate(end);
+            }
+            (Some(Piece::Later), Content::Rest { flow }) => rest(bytes, flow),
+            (Some(Piece::Later), _) => {}
+        }
+    }
+
+    /// Appends the segment or datagram: of a first fragment the whole one, which its checksum covers.
+    fn segment(&self, bytes: &mut Vec<u8>) {
         let ((source, source_port), (destination, destination_port)) = (self.source, self.destination);
-        ip_header(bytes, (source, destination), &self.hop, self.content.protocol(), segment_len);
         let at = bytes.len();
-        let number = match self.content {
+        match self.content {
             Content::Tcp { flags, sequence, acknowledgement, window } => {
                 bytes.extend(source_port.to_be_bytes());
                 bytes.extend(destination_port.to_be_bytes());
@@ -169,23 +251,38 @@ impl FrameFields {
                 bytes.extend([0x50, flags]);
                 bytes.extend(window.to_be_bytes());
                 bytes.extend([0; 4]);
-                None
+                data(bytes, self.data_len, None);
+                if self.piece.is_some() {
+                    rest(bytes, sequence);
+                }
             }
             Content::Udp { flow } => {
-                udp_header(bytes, (source_port, destination_port), segment_len);
-                Some(flow)
+                udp_header(bytes, (source_port, destination_port), UDP_BYTES + self.data_len);
+                data(bytes, self.data_len, Some(flow));
             }
-        };
-        let data_at = bytes.len();
-        bytes.extend((0..self.data_len).map(pattern));
-        if let (Some(flow), Some(data)) = (number, bytes.get_mut(data_at..data_at + NUMBER)) {
-            data.copy_from_slice(&flow.to_be_bytes());
+            Content::Rest { .. } => {}
         }
         let sum = transport_sum(source, destination, self.content.protocol(), &bytes[at..]);
         match self.content {
             Content::Tcp { .. } => put_sum(bytes, at + 16, sum),
             Content::Udp { .. } => put_sum(bytes, at + 6, never_zero(sum)),
+            Content::Rest { .. } => {}
         }
+    }
+}
+
+/// Appends the data of a later fragment: the number of the flow and its complement, since no checksum of its own covers it.
+fn rest(bytes: &mut Vec<u8>, flow: u32) {
+    data(bytes, LATER_DATA - NUMBER, Some(flow));
+    bytes.extend((!flow).to_be_bytes());
+}
+
+/// Appends data, which begins with the number of the flow if there is one.
+fn data(bytes: &mut Vec<u8>, len: usize, flow: Option<u32>) {
+    let at = bytes.len();
+    bytes.extend((0..len).map(pattern));
+    if let (Some(flow), Some(number)) = (flow, bytes.get_mut(at..at + NUMBER)) {
+        number.copy_from_slice(&flow.to_be_bytes());
     }
 }
 
@@ -199,29 +296,55 @@ const fn ether_type(is_v4: bool) -> u16 {
     if is_v4 { IPV4 } else { IPV6 }
 }
 
-/// Appends an IP header.
-#[allow(clippy::cast_possible_truncation)] // lengths of frames
-fn ip_header(bytes: &mut Vec<u8>, (source, destination): (IpAddr, IpAddr), hop: &Hop, protocol: u8, len: usize) {
-    let at = bytes.len();
-    if source.is_ipv4() {
-        bytes.extend([0x45, 0]);
-        bytes.extend(((20 + len) as u16).to_be_bytes());
-        bytes.extend(hop.identification.to_be_bytes());
-        bytes.extend([if hop.dont_fragment { 0x40 } else { 0 }, 0, hop.limit, protocol, 0, 0]);
-    } else {
-        bytes.extend((0x6000_0000 | hop.label).to_be_bytes());
-        bytes.extend((len as u16).to_be_bytes());
-        bytes.extend([protocol, hop.limit]);
+/// An IP header: what is written, or was read.
+struct IpHeader {
+    source: IpAddr,
+    destination: IpAddr,
+    hop: Hop,
+    piece: Option<Piece>,
+    protocol: u8,
+    payload_at: usize,
+    payload_len: usize,
+}
+
+impl IpHeader {
+    /// That of a whole packet, to be written.
+    const fn new(source: IpAddr, destination: IpAddr, hop: Hop, protocol: u8, payload_len: usize) -> Self {
+        Self { source, destination, hop, piece: None, protocol, payload_at: 0, payload_len }
     }
-    for address in [source, destination] {
-        match address {
-            IpAddr::V4(address) => bytes.extend(address.octets()),
-            IpAddr::V6(address) => bytes.extend(address.octets()),
+
+    /// Appends it, of IPv6 with the fragment header.
+    #[allow(clippy::cast_possible_truncation)] // lengths of frames, 16 bits of an IPv4 identification
+    fn write(&self, bytes: &mut Vec<u8>) {
+        let (at, hop) = (bytes.len(), &self.hop);
+        let position = self.piece.map_or(Position { offset: 0, more: false }, Piece::position);
+        let fragment_bytes = if self.piece.is_some() { FRAGMENT_BYTES } else { 0 };
+        if self.source.is_ipv4() {
+            let flags = u16::from(hop.dont_fragment) << 14 | u16::from(position.more) << 13;
+            bytes.extend([0x45, 0]);
+            bytes.extend(((20 + self.payload_len) as u16).to_be_bytes());
+            bytes.extend((hop.identification as u16).to_be_bytes());
+            bytes.extend((flags | position.offset).to_be_bytes());
+            bytes.extend([hop.limit, self.protocol, 0, 0]);
+        } else {
+            bytes.extend((0x6000_0000 | hop.label).to_be_bytes());
+            bytes.extend(((fragment_bytes + self.payload_len) as u16).to_be_bytes());
+            bytes.extend([if self.piece.is_some() { FRAGMENT } else { self.protocol }, hop.limit]);
         }
-    }
-    if source.is_ipv4() {
-        let sum = !fold(sum_of(&bytes[at..]));
-        put_sum(bytes, at + 10, sum);
+        for address in [self.source, self.destination] {
+            match address {
+                IpAddr::V4(address) => bytes.extend(address.octets()),
+                IpAddr::V6(address) => bytes.extend(address.octets()),
+            }
+        }
+        if self.source.is_ipv4() {
+            let sum = !fold(sum_of(&bytes[at..]));
+            put_sum(bytes, at + 10, sum);
+        } else if self.piece.is_some() {
+            bytes.extend([self.protocol, 0]);
+            bytes.extend((position.offset << 3 | u16::from(position.more)).to_be_bytes());
+            bytes.extend(hop.identification.to_be_bytes());
+        }
     }
 }
 
@@ -295,6 +418,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<FrameFields> {
     });
     let segment = packet.payload_at;
     let content = match packet.protocol {
+        _ if packet.piece == Some(Piece::Later) => Content::Rest { flow: double_word(bytes, segment)? },
         TCP => Content::Tcp {
             flags: *bytes.get(segment + 13)?,
             sequence: double_word(bytes, segment + 4)?,
@@ -303,46 +427,66 @@ pub(super) fn read(bytes: &[u8]) -> Option<FrameFields> {
         },
         _ => Content::Udp { flow: double_word(bytes, segment + UDP_BYTES)? },
     };
+    let port = |at: usize| if matches!(content, Content::Rest { .. }) { Some(0) } else { word(bytes, segment + at) };
     Some(FrameFields {
         destination_mac: mac(0)?,
         source_mac: mac(6)?,
         vlan,
         tunnel,
-        source: (packet.source, word(bytes, segment)?),
-        destination: (packet.destination, word(bytes, segment + 2)?),
+        source: (packet.source, port(0)?),
+        destination: (packet.destination, port(2)?),
         hop: packet.hop,
+        piece: packet.piece,
         content,
         data_len: packet.payload_len.checked_sub(content.header_bytes())?,
     })
 }
 
-/// An IP header as it was read.
-struct IpHeader {
-    source: IpAddr,
-    destination: IpAddr,
-    hop: Hop,
-    protocol: u8,
-    payload_at: usize,
-    payload_len: usize,
-}
-
+/// Reads an IP header; none of a fragment that the bench does not send.
 fn ip(bytes: &[u8], at: usize) -> Option<IpHeader> {
     let header = bytes.get(at..)?;
     if header.first()? >> 4 == 4 {
         let address = |at: usize| Some(IpAddr::from(*header.get(at..)?.first_chunk::<4>()?));
-        let dont_fragment = header.get(6)? & 0x40 != 0;
-        let hop = Hop { limit: *header.get(8)?, identification: word(header, 4)?, dont_fragment, label: 0 };
-        let payload_len = usize::from(word(header, 2)?).checked_sub(20)?;
-        let protocol = *header.get(9)?;
-        Some(IpHeader { source: address(12)?, destination: address(16)?, hop, protocol, payload_at: at + 20, payload_len })
+        let fragmentation = word(header, 6)?;
+        let position = Position { offset: fragmentation & 0x1fff, more: fragmentation & 0x2000 != 0 };
+        let dont_fragment = fragmentation & 0x4000 != 0;
+        let hop = Hop { limit: *header.get(8)?, identification: word(header, 4)?.into(), dont_fragment, label: 0 };
+        Some(IpHeader {
+            source: address(12)?,
+            destination: address(16)?,
+            hop,
+            piece: piece_at(position)?,
+            protocol: *header.get(9)?,
+            payload_at: at + 20,
+            payload_len: usize::from(word(header, 2)?).checked_sub(20)?,
+        })
     } else {
         let address = |at: usize| Some(IpAddr::from(*header.get(at..)?.first_chunk::<16>()?));
         let label = double_word(header, 0)? & 0xf_ffff;
         let hop = Hop { limit: *header.get(7)?, identification: 0, dont_fragment: true, label };
-        let payload_len = word(header, 4)?.into();
-        let protocol = *header.get(6)?;
-        Some(IpHeader { source: address(8)?, destination: address(24)?, hop, protocol, payload_at: at + 40, payload_len })
+        let whole = IpHeader {
+            payload_at: at + 40,
+            ..IpHeader::new(address(8)?, address(24)?, hop, *header.get(6)?, word(header, 4)?.into())
+        };
+        if whole.protocol != FRAGMENT {
+            return Some(whole);
+        }
+        let offset_more = word(header, 42)?;
+        let hop = Hop { identification: double_word(header, 44)?, dont_fragment: false, ..hop };
+        Some(IpHeader {
+            hop,
+            piece: Some(Position { offset: offset_more >> 3, more: offset_more & 1 != 0 }.piece()?),
+            protocol: *header.get(40)?,
+            payload_at: at + 40 + FRAGMENT_BYTES,
+            payload_len: whole.payload_len.checked_sub(FRAGMENT_BYTES)?,
+            ..whole
+        })
     }
+}
+
+/// The fragment at a position of IPv4, or a whole packet.
+fn piece_at(position: Position) -> Option<Option<Piece>> {
+    if position == (Position { offset: 0, more: false }) { Some(None) } else { position.piece().map(Some) }
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u16> {

@@ -20,8 +20,8 @@ pub(super) use rings::Rings;
 pub(super) use sample::KEPT_ONE_IN;
 
 use super::error::BenchError;
+use super::scenario::Side;
 use super::trace::Trace;
-use super::traffic::Side;
 
 /// What a harness saw of the packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

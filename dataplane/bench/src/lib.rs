@@ -24,6 +24,7 @@ pub use args::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchMode, Bench
 pub use error::BenchError;
 pub use measure::{FlowPages, ListFlows, ListedWorker};
 pub use report::{Report, print};
+use scenario::Scenario;
 
 /// Runs a measurement. `list` lists flows for `--listing`.
 ///
@@ -34,18 +35,10 @@ pub fn run(options: &BenchArgs, list: ListFlows) -> Result<Report, BenchError> {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: options.core }) {
         return Err(BenchError::Core(options.core));
     }
-    let options = &scenario::with_load(options);
-    let report = measure_family(options, list)?;
+    let report = measure::measure(&Scenario::new(options), list)?;
     if !options.handover {
         return Ok(report);
     }
-    let without = measure_family(&BenchArgs { handover: false, ..options.clone() }, list)?;
+    let without = measure::measure(&Scenario::new(&BenchArgs { handover: false, ..options.clone() }), list)?;
     Ok(Report { without_handover_ns: Some(without.ns_per_packet), ..report })
-}
-
-fn measure_family(options: &BenchArgs, list: ListFlows) -> Result<Report, BenchError> {
-    match options.family {
-        BenchFamily::V4 => measure::measure::<u32>(options, list),
-        BenchFamily::V6 => measure::measure::<u128>(options, list),
-    }
 }

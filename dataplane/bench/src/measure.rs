@@ -13,6 +13,7 @@ mod listing;
 mod memory_lines;
 #[cfg(test)]
 mod tests;
+mod traces;
 mod worker_flows;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,23 +21,21 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use dataplane::forward::Mailbox;
-use dataplane::{Address, BURST, Burst, Parts, Peers, Port, Subscriber, Worker, WorkerCounters};
+use dataplane::{BURST, Burst, Parts, Peers, Port, Subscriber, Worker, WorkerCounters};
 use proto::limits::SNAT_PORT_REST;
-use proto::{Family, Mode};
 
 use crate::account::{CounterReading, FinalAccount, expect};
-use crate::args::{BenchArgs, BenchIo, BenchState};
+use crate::args::{BenchIo, BenchState};
 use crate::error::BenchError;
-use crate::frame::FrameFields;
 use crate::harness::{Feeding, Harness, KEPT_ONE_IN, Memory, Rings, Traffic};
 use crate::report::{Measured, Report};
-use crate::scenario::{self, SEED};
-use crate::timing::{CycleRate, WorkerClock};
-use crate::trace::{self, Trace};
-use crate::traffic::{self, Side, Stage};
-use crate::verify::Verifier;
+use crate::scenario::{self, Part, RARE_ONE_IN, SEED, Scenario, Side};
+use crate::timing::{CycleRate, WorkerClock, live_flows};
+use crate::trace;
+use crate::traffic::Stage;
+use crate::verify::Verifiers;
 pub use flow_pages::{FlowPages, ListFlows, ListedWorker};
-use worker_flows::{Meeting, WorkerSetup, setups};
+use worker_flows::{Meeting, PartFlows, WorkerSetup, setups};
 
 /// Longest slice.
 const SLICE: Duration = Duration::from_millis(250);
@@ -50,10 +49,9 @@ const POLLS_TO_DRAIN: u32 = 64;
 const ONE_WAY_AGE: Duration = Duration::from_secs(2);
 /// Buffers of each worker with `--handover`: so few that the queue between two workers, of 128 elements, never is full.
 const BUFFERS_HANDED_OVER: u32 = 1024;
-/// Frames of a trace at least: those of few flows are repeated, since no burst goes beyond the end of a trace.
-const FRAMES_MIN: usize = 4096;
-/// With `--snat-load` a batch of new flows takes one SNAT port in this many.
-const BATCH_OF_PORTS: u64 = 100;
+/// Packets of `--mix` before the measurement, for each flow that stays: with a million flows packets took 300 ns at first,
+/// and 175 ns from the fourth million on.
+const MIX_TURNS_TO_WARM: u64 = 4;
 /// Longer than an unconfirmed flow lives.
 const OPENING: Duration = Duration::from_secs(31);
 /// Polls after which flows should have ended: a sweep visits 128 of at most 2^30 in each.
@@ -61,15 +59,16 @@ const POLLS_TO_END: u32 = 1 << 24;
 /// Part of the measured time in which the floor is measured, before and after.
 const FLOOR_PART: u32 = 4;
 
-pub(super) fn measure<A: Address>(options: &BenchArgs, list: ListFlows) -> Result<Report, BenchError> {
+pub(super) fn measure(scenario: &Scenario, list: ListFlows) -> Result<Report, BenchError> {
+    let options = &scenario.options;
     let rate = CycleRate::measure();
     let seed = |worker: usize| SEED.wrapping_add(worker as u64);
-    let verifier = Mutex::new(options.mode.of_services().map(|mode| Verifier::new(options, mode, A::FAMILY, options.flows)));
+    let verifiers = Mutex::new(Verifiers::new(scenario));
     let account = Mutex::new(FinalAccount::default());
-    let bench = Bench { options, family: A::FAMILY, rate, verifier: &verifier, account: &account, list };
+    let bench = Bench { scenario, rate, verifiers: &verifiers, account: &account, list };
     let measured = match options.io {
         BenchIo::Ring => {
-            let Some(setup) = setups(options, A::FAMILY).pop() else { return Err(BenchError::Core(options.core)) };
+            let Some(setup) = setups(scenario).pop() else { return Err(BenchError::Core(options.core)) };
             bench.run(Rings::new(options.core, scenario::second_core(options), seed(0))?, setup)?
         }
         BenchIo::Mem => {
@@ -81,13 +80,14 @@ pub(super) fn measure<A: Address>(options: &BenchArgs, list: ListFlows) -> Resul
                         if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
                             return Err(BenchError::Core(core));
                         }
-                        let pattern = trace::pattern(options, A::FAMILY);
+                        let Some(part) = scenario.parts.first() else { return Err(BenchError::Core(core)) };
+                        let pattern = trace::pattern(part);
                         let buffers = if options.handover { options.buffers.min(BUFFERS_HANDED_OVER) } else { options.buffers };
                         let (buffers, shares) = (buffers as usize, options.workers.into());
                         bench.run(Memory::new(buffers, shares, pattern, seed(worker))?, setup)
                     })
                 };
-                let threads: Vec<_> = setups(options, A::FAMILY).into_iter().enumerate().map(start).collect();
+                let threads: Vec<_> = setups(scenario).into_iter().enumerate().map(start).collect();
                 let joined =
                     threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
                 joined.collect::<Vec<_>>()
@@ -104,25 +104,24 @@ pub(super) fn measure<A: Address>(options: &BenchArgs, list: ListFlows) -> Resul
     };
     let account = account.into_inner().unwrap_or_else(PoisonError::into_inner);
     account.close()?;
-    if options.new_flows && measured.reused_early > 0 {
+    if (options.new_flows || options.mix) && measured.reused_early > 0 {
         return Err(BenchError::ReusedEarly(measured.reused_early));
     }
-    let verified = verifier.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(0, |verifier| verifier.checked);
-    if verified == 0 && options.mode.of_services().is_some() {
+    let verified = verifiers.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(0, |verifiers| verifiers.checked);
+    if verified == 0 && scenario.has_services() {
         return Err(BenchError::Wrong("nothing left the engine at all".into()));
     }
-    let report = Report::new(options, &measured, &account, verified);
-    let is_harness_alone = options.mode.of_services().is_none();
+    let report = Report::new(scenario, &measured, &account, verified);
+    let is_harness_alone = !scenario.has_services();
     Ok(Report { memory_line: is_harness_alone.then(|| memory_lines::measure_lines(options.core)).transpose()?, ..report })
 }
 
 /// A run, as all its workers see it.
 struct Bench<'o> {
-    options: &'o BenchArgs,
-    family: Family,
+    scenario: &'o Scenario,
     rate: CycleRate,
     /// None in mode `none`.
-    verifier: &'o Mutex<Option<Verifier>>,
+    verifiers: &'o Mutex<Option<Verifiers>>,
     account: &'o Mutex<FinalAccount>,
     list: ListFlows,
 }
@@ -130,19 +129,20 @@ struct Bench<'o> {
 impl Bench<'_> {
     /// Measures one worker.
     fn run<H: Harness>(&self, mut harness: H, setup: WorkerSetup<<H::Port as Port>::Buffer>) -> Result<Measured, BenchError> {
-        let options = self.options;
-        // New flows have twice as many tuples as may live, so that each is new again when it is next used.
-        let is_twice = traffic::comes_and_goes(options) && options.snat_load.is_none();
-        let count = if is_twice { options.flows.saturating_mul(2) } else { options.flows };
-        let flows = setup.flows.arriving(options, self.family, count);
-        if flows.is_empty() {
+        let options = &self.scenario.options;
+        let flows: Vec<PartFlows> = self.scenario.parts.iter().map(|part| setup.flows.arriving(part)).collect();
+        if flows.iter().any(|flows| flows.first().is_empty()) {
             return Err(BenchError::Options("a worker has no flows: take more --flows"));
         }
         for side in Side::BOTH {
-            harness.load(side, self.clients_trace(&flows, Stage::Ack, 1)?);
+            if let Some(trace) = self.clients_trace(&flows, PartFlows::first, Stage::Ack, 1)? {
+                harness.load(side, trace);
+            }
         }
         let before = self.floor(&mut harness, &setup.meeting)?;
-        let Some(mode) = options.mode.of_services() else { return Ok(before) };
+        if !self.scenario.has_services() {
+            return Ok(before);
+        }
         let seen = harness.traffic();
         let WorkerSetup { subscriber, counters, peers, meeting, snapshots, .. } = setup;
         let Some(ports) = harness.ports() else { return Err(BenchError::Dpdk("no ports".into())) };
@@ -150,10 +150,10 @@ impl Bench<'_> {
         let worker = self.worker(ports, (subscriber, counters, peers))?.answering(Arc::clone(&mailbox));
         let clock = WorkerClock::still(self.rate);
         let mut session = Session { bench: self, harness: &mut harness, engine: worker, meeting: &meeting, clock };
-        let stage = session.open(mode, &flows)?;
+        let stage = session.open(&flows)?;
         let counters = Arc::clone(session.engine.counters());
         let mut measured = match options.snat_load {
-            Some(_) => session.time_batches(&counters)?,
+            Some(_) => session.time_batches(&counters, &flows)?,
             None => session.time(Duration::from_secs(options.seconds.into()), stage)?,
         };
         if options.latency {
@@ -168,7 +168,7 @@ impl Bench<'_> {
             let Measured { counted, times, .. } = &measured;
             expect("packets measured", times.packets, "hits and misses among them", counted.hits + counted.misses)?;
         }
-        if !traffic::comes_and_goes(options) {
+        if !self.scenario.comes_and_goes() {
             measured.counted.expect_no_drops()?;
         }
         let after = self.floor(&mut harness, &meeting)?;
@@ -185,7 +185,7 @@ impl Bench<'_> {
         Ok(Worker::new(Parts {
             ports: ports.into_iter().map(|port| (port, None)).collect(),
             subscriber,
-            limits: scenario::config(self.options, self.family).flows,
+            limits: scenario::config(self.scenario).flows,
             counters,
             neighbour_requests: Arc::new(ArrayQueue::new(64)),
             seed: SEED,
@@ -202,8 +202,8 @@ impl Bench<'_> {
         let clock = WorkerClock::still(self.rate);
         let engine = Swap { ports, received: 0 };
         let mut session = Session { bench: self, harness, engine, meeting, clock };
-        let all = Duration::from_secs(self.options.seconds.into());
-        let wanted = if self.options.mode.of_services().is_some() { all / FLOOR_PART } else { all };
+        let all = Duration::from_secs(self.scenario.options.seconds.into());
+        let wanted = if self.scenario.has_services() { all / FLOOR_PART } else { all };
         let measured = session.time(wanted, None)?;
         let Session { engine, harness, .. } = session;
         harness.give_back(engine.ports);
@@ -212,34 +212,8 @@ impl Bench<'_> {
         Ok(Measured { floor_ns: measured.times.ns_per_packet(), ..measured })
     }
 
-    /// A trace of these flows, in an order given by `seed`.
-    fn trace(&self, flows: &[u32], seed: u64, frame: impl Fn(u32) -> FrameFields) -> Result<Trace, BenchError> {
-        let mut order = flows.to_vec();
-        trace::shuffle(&mut order, seed);
-        let frames = order.len() * FRAMES_MIN.div_ceil(order.len().max(1));
-        let order: Vec<u32> = order.into_iter().cycle().take(frames).collect();
-        Trace::new(self.options, self.family, &order, frame)
-    }
-
-    fn clients_trace(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
-        self.trace(flows, seed, |flow| traffic::from_client(self.options, self.family, stage, flow))
-    }
-
-    /// The replies of the backends to what they got.
-    fn backends_trace(&self, flows: &[u32], stage: Stage, seed: u64) -> Result<Trace, BenchError> {
-        let guard = self.verifier();
-        let reply = |flow| guard.as_ref().and_then(|verifier| verifier.reply(stage, flow));
-        let missing = || BenchError::Wrong("the first packets of some flows did not leave".into());
-        let Some(first) = flows.first().copied().map_or(Some(None), |flow| reply(flow).map(Some)) else { return Err(missing()) };
-        if flows.iter().any(|flow| reply(*flow).is_none()) {
-            return Err(missing());
-        }
-        let Some(first) = first else { return self.clients_trace(flows, stage, seed) };
-        self.trace(flows, seed, |flow| reply(flow).unwrap_or(first))
-    }
-
-    fn verifier(&self) -> MutexGuard<'_, Option<Verifier>> {
-        self.verifier.lock().unwrap_or_else(PoisonError::into_inner)
+    fn verifiers(&self) -> MutexGuard<'_, Option<Verifiers>> {
+        self.verifiers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -324,51 +298,87 @@ struct Session<'a, H, E> {
 
 impl<H: Harness, E: Polled> Session<'_, H, E> {
     /// Opens the flows, and loads what is to be measured. Returns the stage of its packets.
-    fn open(&mut self, mode: Mode, flows: &[u32]) -> Result<Option<Stage>, BenchError> {
-        let options = self.bench.options;
-        self.harness.load(Side::Uplink, self.bench.clients_trace(flows, Stage::Syn, 2)?);
-        if traffic::comes_and_goes(options) && options.snat_load.is_none() {
+    fn open(&mut self, flows: &[PartFlows]) -> Result<Option<Stage>, BenchError> {
+        let scenario = self.bench.scenario;
+        let options = &scenario.options;
+        let count = |of_part: fn(&PartFlows) -> &[u32]| flows.iter().map(|flows| of_part(flows).len() as u64).sum::<u64>();
+        if scenario.comes_and_goes() && options.snat_load.is_none() {
+            let syns = self.bench.clients_trace(flows, |flows| &flows.short, Stage::Syn, 2)?;
+            self.load(Side::Uplink, syns);
             // Until as many flows end as begin.
             if options.new_flows {
-                self.clock.simulate(options);
+                self.clock.simulate(scenario.room_for_short_flows() / u32::from(options.workers), 1);
             }
-            self.pass(&[Side::Uplink], flows.len() as u64 * 2, KEPT_ONE_IN, Stage::Syn)?;
+            self.pass(&[Side::Uplink], count(|flows| &flows.short) * 2, KEPT_ONE_IN, Stage::Syn)?;
             return Ok(Some(Stage::Syn));
         }
-        let count = flows.len() as u64;
-        self.pass(&[Side::Uplink], count, 1, Stage::Syn)?;
-        if let Some(verifier) = self.bench.verifier().as_ref() {
-            verifier.check_flows()?;
-        }
-        let is_established = options.state == BenchState::Established;
-        if is_established && mode.is_two_way() {
-            self.harness.load(Side::Cluster, self.bench.backends_trace(flows, Stage::SynAck, 3)?);
-            self.pass(&[Side::Cluster], count, KEPT_ONE_IN, Stage::SynAck)?;
-            self.harness.load(Side::Cluster, self.bench.backends_trace(flows, Stage::Ack, 4)?);
-        }
-        self.harness.load(Side::Uplink, self.bench.clients_trace(flows, Stage::Ack, 1)?);
-        self.pass(&[Side::Uplink], count, KEPT_ONE_IN, Stage::Ack)?;
-        if is_established {
-            if !mode.is_two_way() {
-                self.clock.skip(ONE_WAY_AGE);
-            }
-            self.pass(traffic::sides(options), count, KEPT_ONE_IN, Stage::Ack)?;
-        }
-        if is_established && options.snat_load.is_none() {
-            // In state opening time stands still: flows would end, or be confirmed.
-            self.clock.run();
+        let staying = count(|flows| &flows.staying);
+        self.open_staying(flows, staying)?;
+        if options.mix {
+            self.fill_with_short(flows)?;
+            self.pass(scenario.sides(), staying * MIX_TURNS_TO_WARM, KEPT_ONE_IN, Stage::Ack)?;
         }
         Ok(Some(Stage::Ack))
     }
 
+    /// Opens the flows that stay, of all parts.
+    fn open_staying(&mut self, flows: &[PartFlows], count: u64) -> Result<(), BenchError> {
+        let (bench, scenario) = (self.bench, self.bench.scenario);
+        let options = &scenario.options;
+        let clients = |stage, seed| bench.clients_trace(flows, |flows| &flows.staying, stage, seed);
+        let [uplink, cluster]: [&'static [Side]; 2] = match scenario.feeds(Side::Cluster) {
+            Side::Uplink => [&[Side::Uplink]; 2],
+            Side::Cluster => [&[Side::Uplink], &[Side::Cluster]],
+        };
+        self.load(Side::Uplink, clients(Stage::Syn, 2)?);
+        self.pass(uplink, count, 1, Stage::Syn)?;
+        if let Some(verifiers) = bench.verifiers().as_ref() {
+            verifiers.check_flows()?;
+        }
+        let is_established = options.state == BenchState::Established;
+        let of_two_ways = scenario.parts.iter().zip(flows).filter(|(part, _)| part.is_two_way());
+        let replies: u64 = of_two_ways.map(|(_, flows)| flows.staying.len() as u64).sum();
+        if is_established && replies > 0 {
+            let answers = bench.backends_trace(flows, Stage::SynAck, 3)?;
+            self.load(Side::Cluster, answers);
+            self.pass(cluster, replies, KEPT_ONE_IN, Stage::SynAck)?;
+        }
+        self.load(Side::Uplink, clients(Stage::Ack, 1)?);
+        self.pass(uplink, count, KEPT_ONE_IN, Stage::Ack)?;
+        if is_established && !scenario.parts.iter().all(Part::is_two_way) {
+            self.clock.skip(ONE_WAY_AGE);
+            self.pass(uplink, count, KEPT_ONE_IN, Stage::Ack)?;
+        }
+        self.load_measured(flows)?;
+        if is_established && !options.mix {
+            self.pass(scenario.sides(), count, KEPT_ONE_IN, Stage::Ack)?;
+            // In state opening time stands still: flows would end, or be confirmed.
+            if options.snat_load.is_none() {
+                self.clock.run();
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens as many of the flows that come and go as are live later, and simulates the time from then on, so that as many
+    /// end as begin.
+    fn fill_with_short(&mut self, flows: &[PartFlows]) -> Result<(), BenchError> {
+        let room = self.bench.scenario.room_for_short_flows();
+        let syns = self.bench.clients_trace(flows, |flows| flows.short_halves().1, Stage::Syn, 2)?;
+        self.load(Side::Uplink, syns);
+        self.clock.simulate(room, 1);
+        self.pass(&[Side::Uplink], live_flows(room), KEPT_ONE_IN, Stage::Ack)?;
+        self.clock.simulate(room, RARE_ONE_IN as u64);
+        self.load_measured(flows)
+    }
+
     /// Measures new flows while others hold most SNAT ports. There is room for few, so they come in batches. Between two
     /// batches, in time that does not count, the flows of the first end and their ports rest.
-    fn time_batches(&mut self, counters: &WorkerCounters) -> Result<Measured, BenchError> {
-        let options = self.bench.options;
-        let batch = (scenario::snat_ports(options, self.bench.family) / BATCH_OF_PORTS).max(BURST as u64);
-        let tuples = u32::try_from(batch * 4).unwrap_or(u32::MAX);
-        let flows: Vec<u32> = (options.flows..options.flows.saturating_add(tuples)).collect();
-        self.harness.load(Side::Uplink, self.bench.clients_trace(&flows, Stage::Syn, 5)?);
+    fn time_batches(&mut self, counters: &WorkerCounters, flows: &[PartFlows]) -> Result<Measured, BenchError> {
+        let options = &self.bench.scenario.options;
+        let batch = self.bench.scenario.batch();
+        let syns = self.bench.clients_trace(flows, |flows| &flows.short, Stage::Syn, 5)?;
+        self.load(Side::Uplink, syns);
         let mut measured = Measured::none(self.bench.rate);
         let wanted = Duration::from_secs(options.seconds.into());
         while measured.times.elapsed() < wanted {
@@ -387,7 +397,7 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
 
     /// Lets time pass until only confirmed flows are left, and the ports of the others have rested.
     fn let_end(&mut self, counters: &WorkerCounters) -> Result<(), BenchError> {
-        let live = u64::from(self.bench.options.flows);
+        let live = u64::from(self.bench.scenario.options.flows);
         self.clock.skip(OPENING);
         for poll in 0..POLLS_TO_END {
             if counters.flows.get() <= live {
@@ -409,8 +419,9 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
         self.harness.turn(begin);
         let handled = self.engine.poll(self.clock.at(begin));
         let end = dpdk_sys::cycles();
+        self.clock.handled(handled);
         // Without packets a worker waits for the generator, or for the worker that has its buffers.
-        let waits = handled == 0 && (H::WAITS || self.bench.options.handover);
+        let waits = handled == 0 && (H::WAITS || self.bench.scenario.options.handover);
         if !waits {
             measured.times.count(end - begin);
         }
@@ -443,7 +454,8 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     fn poll(&mut self) {
         let begin = dpdk_sys::cycles();
         self.harness.turn(begin);
-        self.engine.poll(self.clock.at(begin));
+        let handled = self.engine.poll(self.clock.at(begin));
+        self.clock.handled(handled);
     }
 
     /// Waits until no worker feeds and none holds a packet of another, and verifies what was kept.
@@ -458,9 +470,9 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     }
 
     fn verify_kept(&mut self, stage: Option<Stage>) -> Result<(), BenchError> {
-        let mut guard = self.bench.verifier();
+        let mut guard = self.bench.verifiers();
         self.harness.take_kept(|side, bytes| match (guard.as_mut(), stage) {
-            (Some(verifier), Some(stage)) => verifier.verify(side, stage, bytes),
+            (Some(verifiers), Some(stage)) => verifiers.verify(side, stage, bytes),
             _ => Ok(()),
         })
     }
@@ -486,7 +498,7 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
 
     /// Measures for [`SLICE`], or until so many packets are kept that they should be verified.
     fn slice(&mut self, measured: &mut Measured) {
-        let sides = traffic::sides(self.bench.options);
+        let sides = self.bench.scenario.sides();
         self.harness.begin(Feeding { sides, frames: None, keep_one_in: KEPT_ONE_IN });
         (0..POLLS_TO_WARM).for_each(|_| self.poll());
         let before = self.engine.reading();

@@ -8,16 +8,16 @@ use serde::Serialize;
 
 use super::account::{CounterReading, FinalAccount};
 use super::error::BenchError;
+use super::scenario::{self, Scenario};
 use super::timing::{CycleRate, PollTimes};
-use super::traffic;
-use crate::args::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, ReportFormat};
+use crate::args::{BenchDirection, BenchFamily, BenchIo, BenchProtocol, BenchState, FrameSize, ReportFormat};
 
 /// What was measured. Field names are part of the contract (DESIGN section 8).
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// As asked for.
+    /// As asked for; `mix` with `--mix`.
     pub mode: &'static str,
-    /// As asked for.
+    /// As asked for; `mix` with `--mix`.
     pub family: &'static str,
     /// As asked for.
     pub io: &'static str,
@@ -25,7 +25,7 @@ pub struct Report {
     pub workers: u32,
     /// As asked for.
     pub flows: u32,
-    /// As asked for.
+    /// Of all parts of the traffic.
     pub services: u32,
     /// As asked for.
     pub backends: u32,
@@ -39,9 +39,9 @@ pub struct Report {
     pub size: String,
     /// As asked for.
     pub df: bool,
-    /// As asked for.
+    /// Whether frames carry a VLAN tag, with `--mix` some.
     pub vlan: bool,
-    /// As asked for.
+    /// Next hops of equal cost, at most.
     pub ecmp: u8,
     /// As asked for; 0 over rings, which have DPDK's.
     pub buffers: u32,
@@ -176,19 +176,24 @@ impl Measured {
 }
 
 impl Report {
-    pub(super) fn new(options: &BenchArgs, measured: &Measured, account: &FinalAccount, verified: u64) -> Self {
+    pub(super) fn new(scenario: &Scenario, measured: &Measured, account: &FinalAccount, verified: u64) -> Self {
+        let options = &scenario.options;
         let Measured { times, counted, floor_ns, reused_early, latency, listing } = measured;
         Self {
-            mode: options.mode.of_services().map_or("none", Mode::as_str),
-            family: if options.family == BenchFamily::V4 { "v4" } else { "v6" },
+            mode: if options.mix { "mix" } else { options.mode.of_services().map_or("none", Mode::as_str) },
+            family: match options.family {
+                _ if options.mix => "mix",
+                BenchFamily::V4 => "v4",
+                BenchFamily::V6 => "v6",
+            },
             io: if options.io == BenchIo::Mem { "mem" } else { "ring" },
             workers: options.workers.into(),
             flows: options.flows,
-            services: options.services,
+            services: scenario.parts.last().map_or(0, |part| part.services.end),
             backends: options.backends,
             protocol: if options.protocol == BenchProtocol::Tcp { "tcp" } else { "udp" },
             state: if options.state == BenchState::Established { "established" } else { "opening" },
-            direction: match traffic::direction(options) {
+            direction: match scenario::direction(options) {
                 BenchDirection::ToBackend => "to-backend",
                 BenchDirection::ToClient => "to-client",
                 BenchDirection::Both => "both",
@@ -198,8 +203,8 @@ impl Report {
                 FrameSize::Imix => "imix".into(),
             },
             df: !options.no_df,
-            vlan: options.vlan,
-            ecmp: options.ecmp,
+            vlan: scenario.parts.iter().any(|part| part.is_tagged),
+            ecmp: scenario.parts.iter().map(|part| part.next_hops).max().unwrap_or(1),
             buffers: if options.io == BenchIo::Mem { options.buffers } else { 0 },
             packets: times.packets,
             seconds: times.seconds(),

@@ -1,31 +1,30 @@
-//! The measured gateway: two ports, services with backends behind a router, enough SNAT addresses for the flows.
-//! Addresses are those that RFC 2544 and RFC 5180 reserve for benchmarks.
+//! The measured gateway: two ports, Services with backends behind a router, enough SNAT addresses for the flows. With
+//! `--mix` one of the ports has all the traffic. Addresses of frontends are those that RFC 2544 and RFC 5180 reserve for
+//! benchmarks.
+//!
+//! Not here: addresses of flows, Services and routers (`part`).
+
+mod part;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dataplane::{
-    Config, FlowLimits, Link, Mac, Neighbour, Network, PortConfig, PortIndex, Route, TagKind, Tunnel, Vlan, VlanLink,
+    BURST, Config, FlowLimits, Link, Mac, Neighbour, Network, PortConfig, PortIndex, Route, TagKind, Tunnel, Vlan, VlanLink,
 };
 use proto::limits::{MAGLEV_ENTRIES_AT_CREATION, MAGLEV_HASH_VERSION, MAGLEV_SIZES};
 use proto::{Backend, BackendState, Family, Generation, MaglevSpec, Mode, Protocol, Service, ServiceName, ServicePort, State};
 
 use super::error::BenchError;
 use crate::args::{BenchArgs, BenchDirection, BenchFamily, BenchIo, BenchMode, BenchProtocol, BenchState};
+pub(super) use part::{Part, RARE_ONE_IN, Side};
+use part::{VIP_PORT, port_mac};
 
 /// Seed of the workers' tables: figures repeat.
 pub(super) const SEED: u64 = 0x5bd1_e995_9e37_79b9;
-const UPLINK: PortIndex = PortIndex(0);
-const CLUSTER: PortIndex = PortIndex(1);
-pub(super) const UPLINK_MAC: Mac = Mac([2, 0, 0, 0, 1, 0]);
-pub(super) const CLUSTER_MAC: Mac = Mac([2, 0, 0, 0, 1, 1]);
-/// VLANs of the two sides, with `--vlan`.
-pub(super) const UPLINK_VLAN: u16 = 100;
-pub(super) const CLUSTER_VLAN: u16 = 200;
 /// Port of the backends in modes that rewrite the destination.
 pub(super) const BACKEND_PORT: u16 = 8080;
-pub(super) const VIP_PORT: u16 = 80;
 
 /// SNAT ports of one address towards one backend: all but the privileged ones.
 const SNAT_PORTS: u64 = 64_512;
@@ -37,98 +36,134 @@ pub(super) const fn router_mac(n: u8) -> Mac {
     Mac([2, 0, 0, 0, n, 1])
 }
 
-/// The VIP of a service.
-pub(super) fn vip(family: Family, service: u32) -> IpAddr {
-    match family {
-        Family::V4 => Ipv4Addr::from(0xc612_0000 + service + 1).into(), // 198.18.0.0/16
-        Family::V6 => Ipv6Addr::from((0x2001_0200u128 << 96) + u128::from(service) + 1).into(),
+/// The gateway of a run, and the parts of its traffic.
+#[derive(Clone, Debug)]
+pub(super) struct Scenario {
+    /// As asked for; with `--snat-load` the number of flows follows from the SNAT ports.
+    pub(super) options: BenchArgs,
+    pub(super) parts: Vec<Part>,
+}
+
+/// A new flow of `--snat-load` takes one SNAT port in this many, in each batch.
+const BATCH_OF_PORTS: u64 = 100;
+/// Batches of `--snat-load` after which tuples are used again.
+const BATCHES_OF_TUPLES: u64 = 4;
+
+impl Scenario {
+    pub(super) fn new(options: &BenchArgs) -> Self {
+        let mut scenario = Self { options: options.clone(), parts: Part::all(options) };
+        if let Some(load) = options.snat_load {
+            let flows = scenario.snat_ports() * u64::from(load) / 100;
+            scenario.options.flows = u32::try_from(flows).unwrap_or(u32::MAX);
+            scenario.parts = Part::all(&scenario.options);
+            let tuples = u32::try_from(scenario.batch() * BATCHES_OF_TUPLES).unwrap_or(u32::MAX);
+            for part in &mut scenario.parts {
+                part.short_flows = part.flows.end..part.flows.end.saturating_add(tuples);
+            }
+        }
+        scenario
+    }
+
+    /// The part of a flow.
+    pub(super) fn part_of(&self, flow: u32) -> Option<usize> {
+        self.parts.iter().position(|part| part.flows.contains(&flow) || part.short_flows.contains(&flow))
+    }
+
+    /// Whether there are Services: in mode `none` the harness is alone.
+    pub(super) fn has_services(&self) -> bool {
+        self.parts.iter().any(|part| part.mode_of_services().is_some())
+    }
+
+    /// Whether flows come and go in some part while none of them stays.
+    pub(super) fn comes_and_goes(&self) -> bool {
+        comes_and_goes(&self.options)
+    }
+
+    /// How many flows that come and go there is room for.
+    pub(super) fn room_for_short_flows(&self) -> u32 {
+        match (self.comes_and_goes(), self.options.mix) {
+            (true, _) => self.options.flows,
+            (_, true) => part::short_flows_of_mix(&self.options),
+            _ => 0,
+        }
+    }
+
+    /// The side that packets from this side are fed into: with one port it has both.
+    pub(super) fn feeds(&self, side: Side) -> Side {
+        if self.options.mix { Side::Uplink } else { side }
+    }
+
+    /// The sides that are fed, in turn.
+    pub(super) fn sides(&self) -> &'static [Side] {
+        match direction(&self.options) {
+            _ if self.options.mix => &[Side::Uplink],
+            BenchDirection::ToBackend => &[Side::Uplink],
+            BenchDirection::ToClient => &[Side::Cluster],
+            BenchDirection::Both => &Side::BOTH,
+        }
+    }
+
+    /// SNAT addresses of a family, only for mode `nat`. All parts have the same ones.
+    pub(super) fn snat_addresses(&self, family: Family) -> Vec<IpAddr> {
+        let of_parts = self.parts.iter().filter(|part| part.mode == BenchMode::Nat && part.family == family);
+        let Some(count) = of_parts.map(|part| snat_addresses_of(&self.options, part)).max() else { return Vec::new() };
+        (0..)
+            .take(usize::try_from(count.clamp(1, SNAT_ADDRESSES_MAX)).unwrap_or(1))
+            .map(|n: u32| match family {
+                Family::V4 => IpAddr::from(Ipv4Addr::from(0xc613_0000 + n)), // 198.19.0.0
+                Family::V6 => Ipv6Addr::from((0xfd00_0000_0000_000a_u128 << 64) + u128::from(n)).into(),
+            })
+            .collect()
+    }
+
+    /// Number of SNAT ports towards all backends of the only part.
+    fn snat_ports(&self) -> u64 {
+        let of_part = |part: &Part| self.snat_addresses(part.family).len() as u64 * SNAT_PORTS * backends_of(part);
+        self.parts.iter().map(of_part).sum()
+    }
+
+    /// New flows of a batch of `--snat-load`.
+    pub(super) fn batch(&self) -> u64 {
+        (self.snat_ports() / BATCH_OF_PORTS).max(BURST as u64)
+    }
+
+    /// Source of tunnels of a family: an own address of the gateway, without a tag where there is one.
+    pub(super) fn tunnel_source(&self, family: Family) -> Option<IpAddr> {
+        let of_family = self.parts.iter().filter(|part| part.family == family && !part.is_on_link);
+        let (address, _) = of_family.min_by_key(|part| part.is_tagged)?.own_net(Side::Cluster).split_once('/')?;
+        address.parse().ok()
     }
 }
 
-/// Index of a backend among those of all services.
-const fn backend_index(service: u32, n: u32, backends: u32) -> u32 {
-    service * backends + n
+/// Backends of all Services of a part.
+fn backends_of(part: &Part) -> u64 {
+    u64::from(part.services.end - part.services.start) * u64::from(part.backends)
 }
 
-/// Ethernet address of a backend on the link.
-pub(super) fn backend_mac(service: u32, n: u32, backends: u32) -> Mac {
-    let [a, b, c, d] = backend_index(service, n, backends).to_be_bytes();
-    Mac([2, 1, a, b, c, d])
-}
-
-/// A backend of a service.
-pub(super) fn backend(family: Family, service: u32, n: u32, backends: u32) -> IpAddr {
-    let index = backend_index(service, n, backends);
-    match family {
-        Family::V4 => Ipv4Addr::from(0xac10_0000 + index).into(), // 172.16.0.0/12
-        Family::V6 => Ipv6Addr::from((0xfd00u128 << 112) + (1u128 << 64) + u128::from(index)).into(),
+/// SNAT addresses that the flows of a part need: with twice as many ports as flows that stay, none of many pools runs out.
+/// Of 100 flows that come and go 60 are live, and their ports rest for longer than the flows live (`timing`).
+fn snat_addresses_of(options: &BenchArgs, part: &Part) -> u64 {
+    let per_address = SNAT_PORTS * backends_of(part);
+    if let Some(load) = options.snat_load {
+        // The flows that hold ports are as many as the ports ask for, so the nearest number will do.
+        return (u64::from(options.flows) * 100 / u64::from(load) + per_address / 2) / per_address;
     }
+    // Tuples of flows that come and go are twice as many as such flows.
+    let ports_for_100_tuples = if options.flood { 100 } else { 180 };
+    let wanted = part.flows.len() as u64 * 2 + part.short_flows.len() as u64 * ports_for_100_tuples / 100;
+    wanted.div_ceil(per_address)
 }
 
-/// The client of a flow: a unique address and port.
-pub(super) fn client(family: Family, flow: u32) -> (IpAddr, u16) {
-    let port = 1024 + (flow % 60_000) as u16; // below 61,024
-    let host = flow / 60_000 * 251 + flow % 251;
-    match family {
-        Family::V4 => (Ipv4Addr::from(0x0a00_0000 + (host & 0x00ff_ffff)).into(), port),
-        Family::V6 => (Ipv6Addr::from((0x2001_0db8u128 << 96) + u128::from(host)).into(), port),
-    }
+/// The directions that are measured.
+pub(super) fn direction(options: &BenchArgs) -> BenchDirection {
+    let is_two_way = options.mode.of_services().is_none_or(Mode::is_two_way);
+    let have_replies = is_two_way && options.state == BenchState::Established && !comes_and_goes(options);
+    options.direction.unwrap_or(if have_replies { BenchDirection::Both } else { BenchDirection::ToBackend })
 }
 
-/// The gateway's own address on the cluster's side, with the prefix of its link. In mode `dsr`, that of the backends.
-fn cluster_net(mode: BenchMode, family: Family) -> &'static str {
-    match (family, mode) {
-        (Family::V4, BenchMode::Dsr) => "172.31.255.254/12",
-        (Family::V4, _) => "192.168.0.254/16",
-        (Family::V6, BenchMode::Dsr) => "fd00:0:0:1:ffff::2/64",
-        (Family::V6, _) => "fd00::fffe/64",
-    }
-}
-
-/// Source of tunnels: the gateway's own address.
-pub(super) fn tunnel_source(mode: BenchMode, family: Family) -> Option<IpAddr> {
-    cluster_net(mode, family).split('/').next().and_then(|address| address.parse().ok())
-}
-
-/// Ports that the flows of a run need, per hundred flows: twice as many, so that none of many pools runs out. With
-/// `--new-flows` 60 flows are live, and their ports rest for longer than the flows live (`timing`).
-const fn ports_for_100_flows(options: &BenchArgs) -> u64 {
-    match (options.new_flows, options.snat_load) {
-        (_, Some(load)) => 10_000 / load as u64,
-        (true, None) => 360,
-        (false, None) => 200,
-    }
-}
-
-/// SNAT addresses, only for mode `nat`.
-pub(super) fn snat_addresses(options: &BenchArgs, family: Family) -> Vec<IpAddr> {
-    if options.mode != BenchMode::Nat {
-        return Vec::new();
-    }
-    let per_address = SNAT_PORTS * u64::from(options.services) * u64::from(options.backends);
-    let wanted = u64::from(options.flows) * ports_for_100_flows(options) / 100;
-    // With a load, the flows that hold ports are as many as the ports ask for, so the nearest number will do.
-    let count = if options.snat_load.is_some() { (wanted + per_address / 2) / per_address } else { wanted.div_ceil(per_address) };
-    (0..)
-        .take(usize::try_from(count.clamp(1, SNAT_ADDRESSES_MAX)).unwrap_or(1))
-        .map(|n: u32| match family {
-            Family::V4 => IpAddr::from(Ipv4Addr::from(0xc0a8_0100 + n)), // 192.168.1.0
-            Family::V6 => Ipv6Addr::from((0xfd00u128 << 112) + 0x100 + u128::from(n)).into(),
-        })
-        .collect()
-}
-
-/// Number of SNAT ports towards all backends.
-pub(super) fn snat_ports(options: &BenchArgs, family: Family) -> u64 {
-    snat_addresses(options, family).len() as u64 * SNAT_PORTS * u64::from(options.services) * u64::from(options.backends)
-}
-
-/// The options with as many live flows as `--snat-load` asks for.
-pub(super) fn with_load(options: &BenchArgs) -> BenchArgs {
-    let Some(load) = options.snat_load else { return options.clone() };
-    let family = if options.family == BenchFamily::V4 { Family::V4 } else { Family::V6 };
-    let flows = snat_ports(options, family) * u64::from(load) / 100;
-    BenchArgs { flows: u32::try_from(flows).unwrap_or(u32::MAX), ..options.clone() }
+/// Whether all flows are opened and reclaimed all the time, but for those of `--snat-load`.
+const fn comes_and_goes(options: &BenchArgs) -> bool {
+    options.new_flows || options.flood
 }
 
 /// The core beside that of the worker: of the generator, or of a listing.
@@ -141,7 +176,7 @@ pub(super) fn validate(options: &BenchArgs) -> Result<(), BenchError> {
     let mode = options.mode.of_services();
     let one_way = mode.is_some_and(|mode| !mode.is_two_way());
     let replies = matches!(options.direction, Some(BenchDirection::ToClient | BenchDirection::Both));
-    let comes_and_goes = options.new_flows || options.flood;
+    let comes_and_goes = comes_and_goes(options);
     let wrong = [
         (options.io == BenchIo::Ring && options.workers > 1, "--io ring measures one worker; take --io mem"),
         (one_way && replies, "in modes dsr, ipip and gue replies do not pass the gateway; take --direction to-backend"),
@@ -168,21 +203,18 @@ pub(super) fn validate(options: &BenchArgs) -> Result<(), BenchError> {
     }
 }
 
-/// The link of a side.
-fn link(options: &BenchArgs, port: PortIndex) -> Link {
-    let id = if port == UPLINK { UPLINK_VLAN } else { CLUSTER_VLAN };
-    let tagged = Vlan::NONE.with(TagKind::Customer, id).filter(|_| options.vlan);
-    tagged.map_or(port.into(), |vlan| Link::new(port, vlan))
+/// The link of a part on a side.
+fn link(part: &Part, side: Side) -> Link {
+    let port = part.port(side);
+    let vlan = part.vlan(side).and_then(|id| Vlan::NONE.with(TagKind::Customer, id));
+    vlan.map_or(port.into(), |vlan| Link::new(port, vlan))
 }
 
-/// The gateway's address on the side of the clients, with the prefix of its link.
-fn uplink_net(family: Family) -> &'static str {
-    if family == Family::V4 { "192.0.2.254/24" } else { "2001:db8:ffff::fffe/64" }
-}
-
-/// MTU of the side of the backends: in tunnel modes the largest frames of clients fit with the headers in front.
-const fn cluster_mtu(mode: BenchMode) -> u16 {
-    if matches!(mode, BenchMode::Ipip | BenchMode::Gue) { 1600 } else { 1500 }
+/// MTU of a side: in tunnel modes the largest frames of clients fit with the headers in front. The frames of `--mix` are
+/// short.
+fn mtu(part: &Part, side: Side) -> u16 {
+    let is_longer = matches!(part.mode, BenchMode::Ipip | BenchMode::Gue) && side == Side::Cluster && !part.is_one_port;
+    if is_longer { 1600 } else { 1500 }
 }
 
 /// How many flows the table takes so that each service gets its part of these: where several share it, one with eight times
@@ -192,122 +224,140 @@ const fn with_room(options: &BenchArgs, flows: u32) -> u32 {
 }
 
 /// The configuration of the gateway.
-pub(super) fn config(options: &BenchArgs, family: Family) -> Config {
-    let port = |name: &str, mac: Mac, mtu: u16, address: &str| PortConfig {
-        name: name.into(),
-        mac,
-        mtu,
-        addresses: if options.vlan { Vec::new() } else { address.parse().into_iter().collect() },
-        twin: false,
+pub(super) fn config(scenario: &Scenario) -> Config {
+    let port = |side: Side| {
+        let index = PortIndex(side as u8);
+        let of_parts = || scenario.parts.iter().flat_map(|part| Side::BOTH.map(|side| (part, side)));
+        let of_port = || of_parts().filter(|(part, side)| part.port(*side) == index);
+        let untagged = of_port().filter(|(part, _)| !part.is_tagged);
+        let mut addresses: Vec<_> = untagged.filter_map(|(part, side)| part.own_net(side).parse().ok()).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        PortConfig {
+            name: if side == Side::Uplink { "uplink" } else { "cluster" }.into(),
+            mac: port_mac(index),
+            mtu: of_port().map(|(part, side)| mtu(part, side)).max().unwrap_or(1500),
+            addresses,
+            twin: false,
+        }
     };
-    let mtu = cluster_mtu(options.mode);
-    let flows = if options.snat_load.is_some() {
-        // Live flows stay, however much time is simulated.
-        let max_per_worker = with_room(options, u32::try_from(snat_ports(options, family)).unwrap_or(u32::MAX));
-        let life = Duration::from_secs(1 << 25);
-        FlowLimits { max_per_worker: max_per_worker.max(1024), tcp_established: life, udp: life, ..FlowLimits::default() }
-    } else {
-        // With `--new-flows` enough of the table stays free, and `--flood` is to fill it.
-        let all = if options.new_flows || options.flood { options.flows } else { with_room(options, options.flows) };
-        FlowLimits { max_per_worker: all.max(1024), ..FlowLimits::default() }
-    };
+    let families = [Family::V4, Family::V6];
     Config {
-        ports: vec![
-            port("uplink", UPLINK_MAC, 1500, uplink_net(family)),
-            port("cluster", CLUSTER_MAC, mtu, cluster_net(options.mode, family)),
-        ],
-        snat: snat_addresses(options, family),
+        ports: Side::BOTH.map(port).into(),
+        snat: families.into_iter().flat_map(|family| scenario.snat_addresses(family)).collect(),
         node_port_addresses: Vec::new(),
-        flows,
+        flows: flow_limits(scenario),
         shared_snat: false,
         targets_max: dataplane::flow::TARGETS_MAX,
-        tunnel: Tunnel { sources: tunnel_source(options.mode, family).into_iter().collect(), ..Tunnel::default() },
+        tunnel: Tunnel {
+            sources: families.into_iter().filter_map(|family| scenario.tunnel_source(family)).collect(),
+            ..Tunnel::default()
+        },
     }
+}
+
+fn flow_limits(scenario: &Scenario) -> FlowLimits {
+    let options = &scenario.options;
+    if options.snat_load.is_some() {
+        // Live flows stay, however much time is simulated.
+        let max_per_worker = with_room(options, u32::try_from(scenario.snat_ports()).unwrap_or(u32::MAX));
+        let life = Duration::from_secs(1 << 25);
+        return FlowLimits {
+            max_per_worker: max_per_worker.max(1024),
+            tcp_established: life,
+            udp: life,
+            ..FlowLimits::default()
+        };
+    }
+    // With `--new-flows` and `--mix` enough of the table stays free, and `--flood` is to fill it.
+    let all = match scenario.room_for_short_flows() {
+        0 => with_room(options, options.flows),
+        short if options.mix => options.flows.saturating_add(short),
+        short => short,
+    };
+    FlowLimits { max_per_worker: all.max(1024), ..FlowLimits::default() }
 }
 
 /// The network: clients are behind the routers of one side, backends behind those of the other. In mode `dsr` backends
 /// are on the link.
-pub(super) fn network(options: &BenchArgs, family: Family) -> Network {
-    let (clients, uplink, backends, cluster) = match family {
-        Family::V4 => ("0.0.0.0/0", "192.0.2.0", "172.16.0.0/12", "192.168.0.0"),
-        Family::V6 => ("::/0", "2001:db8:ffff::", "fd00:0:0:1::/64", "fd00::"),
-    };
-    let routes = |to: &str, net: &str, port: PortIndex| -> Vec<(Route, Neighbour)> {
-        let route = |n: u8| {
-            let (link, via) = (link(options, port), router(net, n)?);
-            let neighbour = Neighbour { link, address: via, mac: router_mac(n) };
-            Some((Route { to: to.parse().ok()?, via: Some(via), link, weight: 1 }, neighbour))
-        };
-        (0..options.ecmp).filter_map(route).collect()
-    };
-    let to_clients = routes(clients, uplink, UPLINK);
-    let (routes, neighbours) = if options.mode == BenchMode::Dsr {
-        let (mut routes, routers): (Vec<_>, Vec<_>) = to_clients.into_iter().unzip();
-        routes.extend(backends.parse().ok().map(|to| Route { to, via: None, link: link(options, CLUSTER), weight: 1 }));
-        (routes, routers.into_iter().chain(on_link(options, family)).collect())
-    } else {
-        to_clients.into_iter().chain(routes(backends, cluster, CLUSTER)).unzip()
-    };
-    let vlan = |port: PortIndex, mtu: u16, address: &str| VlanLink {
-        link: link(options, port),
-        mtu,
-        addresses: address.parse().into_iter().collect(),
-    };
-    let vlans = if options.vlan {
-        let mtu = cluster_mtu(options.mode);
-        vec![vlan(UPLINK, 1500, uplink_net(family)), vlan(CLUSTER, mtu, cluster_net(options.mode, family))]
-    } else {
-        Vec::new()
-    };
-    Network { routes, neighbours, vlans, ..Network::default() }
+pub(super) fn network(scenario: &Scenario) -> Network {
+    let mut network = Network::default();
+    for part in &scenario.parts {
+        for side in Side::BOTH {
+            add_routes(&mut network, part, side);
+            if part.is_tagged
+                && let Ok(address) = part.own_net(side).parse()
+            {
+                add_vlan(&mut network, VlanLink { link: link(part, side), mtu: mtu(part, side), addresses: vec![address] });
+            }
+        }
+    }
+    network.routes.sort_unstable();
+    network.routes.dedup();
+    network.neighbours.sort_unstable();
+    network.neighbours.dedup();
+    network
 }
 
-/// Address of a router in the network of its side.
-fn router(net: &str, n: u8) -> Option<IpAddr> {
-    Some(match net.parse().ok()? {
-        IpAddr::V4(net) => Ipv4Addr::from(u32::from(net) + 1 + u32::from(n)).into(),
-        IpAddr::V6(net) => Ipv6Addr::from(u128::from(net) + 1 + u128::from(n)).into(),
-    })
+/// Adds the routes of a part on a side, with the routers or backends that are their next hops.
+fn add_routes(network: &mut Network, part: &Part, side: Side) {
+    let link = link(part, side);
+    let Ok(to) = part.destination(side).parse() else { return };
+    if side == Side::Cluster && part.is_on_link {
+        network.routes.push(Route { to, via: None, link, weight: 1 });
+        let all = part.services.clone().flat_map(|service| (0..part.backends).map(move |n| (service, n)));
+        network.neighbours.extend(all.map(|(service, n)| Neighbour {
+            link,
+            address: part.backend(service, n),
+            mac: part.backend_mac(service, n),
+        }));
+        return;
+    }
+    for n in 0..part.next_hops {
+        let Some(address) = part.router(side, n) else { continue };
+        network.routes.push(Route { to, via: Some(address), link, weight: 1 });
+        network.neighbours.push(Neighbour { link, address, mac: router_mac(n) });
+    }
 }
 
-/// All backends, as neighbours.
-fn on_link(options: &BenchArgs, family: Family) -> impl Iterator<Item = Neighbour> {
-    let (each, link) = (options.backends, link(options, CLUSTER));
-    let all = (0..options.services).flat_map(move |service| (0..each).map(move |n| (service, n)));
-    all.map(move |(service, n)| Neighbour {
-        link,
-        address: backend(family, service, n, each),
-        mac: backend_mac(service, n, each),
-    })
+/// Adds a VLAN, or its addresses where it exists.
+fn add_vlan(network: &mut Network, vlan: VlanLink) {
+    match network.vlans.iter_mut().find(|known| known.link == vlan.link) {
+        Some(known) => {
+            known.addresses.extend(vlan.addresses);
+            known.addresses.sort_unstable();
+            known.addresses.dedup();
+        }
+        None => network.vlans.push(vlan),
+    }
 }
 
 /// The services.
-pub(super) fn state(options: &BenchArgs, family: Family) -> State {
-    let services = (0..options.services).map(|n| {
-        let name = ServiceName::new("bench", &format!("service-{n:05}"));
-        (name.clone(), Arc::new(service(options, family, n, name)))
+pub(super) fn state(scenario: &Scenario) -> State {
+    let services = scenario.parts.iter().flat_map(|part| {
+        part.services.clone().map(move |n| {
+            let name = ServiceName::new("bench", &format!("service-{n:05}"));
+            (name.clone(), Arc::new(service(part, n, name)))
+        })
     });
     State { generation: Generation { epoch: "bench".into(), counter: 1 }, services: services.collect(), pools: Vec::new() }
 }
 
-fn service(options: &BenchArgs, family: Family, n: u32, name: ServiceName) -> Service {
-    let wanted = options.backends.saturating_mul(MAGLEV_ENTRIES_AT_CREATION);
+fn service(part: &Part, n: u32, name: ServiceName) -> Service {
+    let wanted = part.backends.saturating_mul(MAGLEV_ENTRIES_AT_CREATION);
     let size = MAGLEV_SIZES.into_iter().find(|size| *size >= wanted).unwrap_or(655_373);
-    let mode = options.mode.of_services().unwrap_or(Mode::Nat);
+    let mode = part.mode_of_services().unwrap_or(Mode::Nat);
     let backend_port = if mode.is_two_way() { BACKEND_PORT } else { VIP_PORT };
-    let protocol = match options.protocol {
+    let protocol = match part.protocol {
         BenchProtocol::Tcp => Protocol::Tcp,
         BenchProtocol::Udp => Protocol::Udp,
     };
-    let backend = |b| Backend {
-        address: SocketAddr::new(backend(family, n, b, options.backends), backend_port),
-        weight: 1,
-        state: BackendState::Active,
-    };
+    let backend =
+        |b| Backend { address: SocketAddr::new(part.backend(n, b), backend_port), weight: 1, state: BackendState::Active };
     let port = ServicePort {
-        vips: vec![vip(family, n)],
-        backends: (0..options.backends).map(backend).collect(),
-        ..ServicePort::new(protocol, family, VIP_PORT, MaglevSpec { size, seed: 0, hash_version: MAGLEV_HASH_VERSION })
+        vips: vec![part::vip(part.family, n)],
+        backends: (0..part.backends).map(backend).collect(),
+        ..ServicePort::new(protocol, part.family, VIP_PORT, MaglevSpec { size, seed: 0, hash_version: MAGLEV_HASH_VERSION })
     };
     Service { mode, ..Service::new(name, vec![port]) }
 }

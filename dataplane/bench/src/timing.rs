@@ -6,10 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-use dataplane::BURST;
-
-use crate::args::BenchArgs;
-
 /// Rate of the time stamp counter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CycleRate {
@@ -46,20 +42,21 @@ pub(super) struct WorkerClock {
     base_ns: u64,
     /// When real time began; none while time stands still or is simulated.
     since: Option<u64>,
-    /// Simulated time per poll, ns.
-    poll_ns: u64,
+    /// Simulated time per packet, ns.
+    packet_ns: u64,
 }
 
-/// How long a flow of `--new-flows` lives: the opening state, and the time until a sweep removes it.
+/// How long a flow lives that comes and goes: the opening state, which a FIN of the client does not change, and the time
+/// until a sweep removes it.
 const NEW_FLOW_LIFE: Duration = Duration::from_secs(39);
-/// Part of the flow table that `--new-flows` fills, in hundredths. The sweep visits two flows per packet, so flows live
+/// Part of the room that flows which come and go fill, in hundredths. The sweep visits two flows per packet, so flows live
 /// for up to 56 s instead of [`NEW_FLOW_LIFE`], and their ports rest for 60 s: 1.8 ports per flow of the table.
 const NEW_FLOWS_LIVE: u64 = 60;
 
 impl WorkerClock {
     /// A clock that stands still, from some time on.
     pub(super) fn still(rate: CycleRate) -> Self {
-        Self { rate, base_ns: 1_000_000_000, since: None, poll_ns: 0 }
+        Self { rate, base_ns: 1_000_000_000, since: None, packet_ns: 0 }
     }
 
     /// From now on with real time.
@@ -67,10 +64,16 @@ impl WorkerClock {
         self.since = Some(dpdk_sys::cycles());
     }
 
-    /// From now on with a simulated time, in which new flows expire as fast as they come.
-    pub(super) fn simulate(&mut self, options: &BenchArgs) {
-        let live = (u64::from(options.flows) / u64::from(options.workers) * NEW_FLOWS_LIVE / 100).max(1);
-        self.poll_ns = nanos(NEW_FLOW_LIFE) * BURST as u64 / live;
+    /// From now on with a simulated time, in which flows expire as fast as they come: where one in so many packets opens
+    /// one, and there is room for `room` of them.
+    pub(super) fn simulate(&mut self, room: u32, opens_one_in: u64) {
+        self.packet_ns = nanos(NEW_FLOW_LIFE) / (live_flows(room) * opens_one_in);
+    }
+
+    /// So many packets were handled.
+    #[inline]
+    pub(super) fn handled(&mut self, packets: usize) {
+        self.base_ns += self.packet_ns * packets as u64;
     }
 
     /// Advances the time at once.
@@ -80,15 +83,17 @@ impl WorkerClock {
 
     /// The time of a poll that begins at this cycle, ns.
     #[inline]
-    pub(super) fn at(&mut self, cycles: u64) -> u64 {
+    pub(super) fn at(&self, cycles: u64) -> u64 {
         match self.since {
             Some(since) => self.base_ns + self.rate.ns(cycles - since),
-            None => {
-                self.base_ns += self.poll_ns;
-                self.base_ns
-            }
+            None => self.base_ns,
         }
     }
+}
+
+/// Flows that come and go and are live at the same time, where there is room for `room` of them.
+pub(super) fn live_flows(room: u32) -> u64 {
+    (u64::from(room) * NEW_FLOWS_LIVE / 100).max(1)
 }
 
 fn nanos(time: Duration) -> u64 {

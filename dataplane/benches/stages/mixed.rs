@@ -1,6 +1,9 @@
 //! The mixed stage: what a gateway with one port sees. Every burst holds packets of all modes, both families and both
 //! directions, to backends on the link, behind four routers and in a VLAN, of clients behind a router with and without
 //! a VLAN tag, one client for each flow. Two packets in a hundred are a SYN or a FIN, one is a fragment.
+//!
+//! The shares of modes, families, directions, tags and rare packets are those of `sluiced bench --mix`, which measures time
+//! and checks bytes (docs/internals/decisions/0170-a-run-of-bench-has-parts.md).
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 
+use super::super::scenario::Side;
 use super::super::timing::Histogram;
-use super::super::traffic::Side;
 use super::buffer::FrameBuffer;
 
 /// Packets that wait on a side at most: the receive descriptors that DPDK's drivers have by default. Later ones are missed.

@@ -14,8 +14,8 @@ use std::rc::Rc;
 use dataplane::{Buffer, Burst, Port};
 
 use super::super::error::BenchError;
+use super::super::scenario::Side;
 use super::super::trace::{Pattern, Trace};
-use super::super::traffic::Side;
 use super::arrivals::{Arrivals, Latencies, Pace};
 use super::buffer::{FrameBuffer, FreeBuffers};
 use super::sample::Sampler;

@@ -16,8 +16,8 @@ use dataplane::{BURST, Buffer, Burst};
 use dpdk_sys::{Eal, EalConfig, Hugepages, Mempool, RingInput, RingOutput, RingPort};
 
 use super::super::error::BenchError;
+use super::super::scenario::Side;
 use super::super::trace::{FrameRoom, HEAD_BYTES, Pattern, Trace};
-use super::super::traffic::Side;
 use super::sample::Sampler;
 use super::{Feeding, Harness, Traffic};
 use dpdk_port::{DpdkPort, Packet, QueuePair, QueueReceiver, size_memory};

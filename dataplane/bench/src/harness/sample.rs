@@ -7,8 +7,8 @@
 //!
 //! Not here: whether a packet is right (`verify`).
 
+use super::super::scenario::Side;
 use super::super::trace::Random;
-use super::super::traffic::Side;
 
 /// One packet in this many is kept, on average.
 pub(crate) const KEPT_ONE_IN: u32 = 100;

@@ -11,7 +11,7 @@ use super::super::account::CounterReading;
 use super::super::error::BenchError;
 use super::super::harness::{Feeding, Harness, KEPT_ONE_IN, Latencies, Pace};
 use super::super::report::LoadLatency;
-use super::super::traffic::{self, Stage};
+use super::super::traffic::Stage;
 use super::{POLLS_PER_LOOK, Polled, SLICE, Session};
 
 /// Loads that are measured, in percent.
@@ -48,13 +48,13 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     fn offer(&mut self, cycles: u64, packets: u64, stage: Option<Stage>) -> Result<(Latencies, u64), BenchError> {
         let rate = self.bench.rate;
         let (slice, warm_up) = (rate.cycles(SLICE), rate.cycles(WARM_UP));
-        let wanted = rate.cycles(Duration::from_secs(self.bench.options.seconds.into()) / PART);
+        let wanted = rate.cycles(Duration::from_secs(self.bench.scenario.options.seconds.into()) / PART);
         let (mut sum, mut taken, mut counted) = (Latencies::default(), 0, CounterReading::default());
         let before = self.engine.reading();
         while taken < wanted {
             let from = dpdk_sys::cycles();
             self.harness.pace(Some(Pace { from, cycles, packets }));
-            let sides = traffic::sides(self.bench.options);
+            let sides = self.bench.scenario.sides();
             self.harness.begin(Feeding { sides, frames: None, keep_one_in: KEPT_ONE_IN });
             self.poll_for(warm_up);
             self.harness.take_latencies();

@@ -89,8 +89,8 @@ impl<H: Harness, E: Polled> Session<'_, H, E> {
     ) -> Result<ListingCost, BenchError> {
         let explainer = Explainer::new(Steering::own_hash(1, SEED), SEED);
         let pages = (self.bench.list)(ListedWorker { mailbox, explainer, snapshots });
-        let lister = Lister::start(scenario::second_core(self.bench.options), pages)?;
-        let wanted = Duration::from_secs(self.bench.options.seconds.into());
+        let lister = Lister::start(scenario::second_core(&self.bench.scenario.options), pages)?;
+        let wanted = Duration::from_secs(self.bench.scenario.options.seconds.into());
         let (mut each, mut listed) = ([Vec::new(), Vec::new()], 0);
         let mut elapsed = Duration::ZERO;
         while elapsed < wanted {

@@ -3,15 +3,15 @@
 //! next worker.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dataplane::snapshot::SnapshotReader;
 use dataplane::workers::{PacketTarget, Steering, WorkerId};
 use dataplane::{Compiler, Health, Peers, PortQueues, Publisher, Subscriber, Tuple, WorkerCounters};
-use proto::Family;
 
 use crate::args::{BenchArgs, BenchMode, BenchProtocol};
-use crate::scenario::{self, SEED};
+use crate::scenario::{self, Part, SEED, Scenario};
 
 /// Setup of one worker.
 pub(super) struct WorkerSetup<B> {
@@ -111,25 +111,48 @@ impl Drop for Meeting {
     }
 }
 
+/// The flows of a part whose packets arrive at a worker.
+pub(super) struct PartFlows {
+    /// Those that stay.
+    pub(super) staying: Vec<u32>,
+    /// Those that come and go.
+    pub(super) short: Vec<u32>,
+}
+
+impl PartFlows {
+    /// Those that stay, or that come and go if none stays.
+    pub(super) fn first(&self) -> &[u32] {
+        if self.staying.is_empty() { &self.short } else { &self.staying }
+    }
+
+    /// With `--mix`: those that come next, and those of which some are live at the beginning.
+    pub(super) fn short_halves(&self) -> (&[u32], &[u32]) {
+        self.short.split_at(self.short.len() / 2)
+    }
+}
+
 /// The flows of a worker.
 #[derive(Clone)]
 pub(super) struct WorkerFlows {
     steering: Arc<Steering>,
-    /// The part of a client's packet that determines its owner.
-    towards: PacketTarget,
-    protocol: u8,
+    workers: u8,
     /// The owner of the flows: the worker, or with `--handover` the next one.
     owner: WorkerId,
+    is_handed_over: bool,
 }
 
 impl WorkerFlows {
-    /// The flows, of those with numbers below `count`, whose packets arrive at the worker. With `--handover` as many as those
-    /// of the worker with the most, some of them twice: buffers come back only while the others feed packets too.
-    pub(super) fn arriving(&self, options: &BenchArgs, family: Family, count: u32) -> Vec<u32> {
-        let mut of_owners = vec![0; usize::from(options.workers)];
+    /// The flows of a part whose packets arrive at the worker. With `--handover` as many as those of the worker with the
+    /// most, some of them twice: buffers come back only while the others feed packets too.
+    pub(super) fn arriving(&self, part: &Part) -> PartFlows {
+        PartFlows { staying: self.of_range(part, part.flows.clone()), short: self.of_range(part, part.short_flows.clone()) }
+    }
+
+    fn of_range(&self, part: &Part, flows: Range<u32>) -> Vec<u32> {
+        let mut of_owners = vec![0; usize::from(self.workers)];
         let mut arriving = Vec::new();
-        for flow in 0..count {
-            let owner = self.owner_of(options, family, flow);
+        for flow in flows {
+            let owner = self.owner_of(part, flow);
             if let Some(flows) = of_owners.get_mut(usize::from(owner.0)) {
                 *flows += 1;
             }
@@ -138,49 +161,51 @@ impl WorkerFlows {
             }
         }
         let most = of_owners.into_iter().max().unwrap_or(0);
-        if options.handover { arriving.into_iter().cycle().take(most).collect() } else { arriving }
+        if self.is_handed_over { arriving.into_iter().cycle().take(most).collect() } else { arriving }
     }
 
-    fn owner_of(&self, options: &BenchArgs, family: Family, flow: u32) -> WorkerId {
-        let ((source, source_port), vip) = (scenario::client(family, flow), scenario::vip(family, flow % options.services));
+    fn owner_of(&self, part: &Part, flow: u32) -> WorkerId {
+        let ((source, source_port), (vip, destination_port)) = (part.client(flow), part.frontend(flow));
+        let protocol = if part.protocol == BenchProtocol::Tcp { 6 } else { 17 };
+        // The part of a client's packet that determines its owner.
+        let towards = if part.mode == BenchMode::Dnat { PacketTarget::FrontendOfAddress } else { PacketTarget::Frontend };
         match (source, vip) {
-            (IpAddr::V4(source), IpAddr::V4(vip)) => self.owner(u32::from(source), source_port, u32::from(vip)),
-            (IpAddr::V6(source), IpAddr::V6(vip)) => self.owner(u128::from(source), source_port, u128::from(vip)),
+            (IpAddr::V4(source), IpAddr::V4(vip)) => {
+                let (source, destination) = (u32::from(source), u32::from(vip));
+                self.steering.owner(&Tuple { source, destination, source_port, destination_port, protocol }, towards)
+            }
+            (IpAddr::V6(source), IpAddr::V6(vip)) => {
+                let (source, destination) = (u128::from(source), u128::from(vip));
+                self.steering.owner(&Tuple { source, destination, source_port, destination_port, protocol }, towards)
+            }
             // Both are of the same family.
             _ => WorkerId(0),
         }
     }
-
-    fn owner<A: dataplane::Address>(&self, source: A, source_port: u16, destination: A) -> WorkerId {
-        let tuple = Tuple { source, destination, source_port, destination_port: scenario::VIP_PORT, protocol: self.protocol };
-        self.steering.owner(&tuple, self.towards)
-    }
 }
 
 /// The setups of all workers, in their order.
-pub(super) fn setups<B>(options: &BenchArgs, family: Family) -> Vec<WorkerSetup<B>> {
-    let counters: Vec<_> = (0..options.workers).map(|_| Arc::new(WorkerCounters::default())).collect();
-    let mut compiler = Compiler::new(scenario::config(options, family)).counting(counters.clone());
-    let snapshot =
-        compiler.compile(&scenario::state(options, family), &scenario::network(options, family), &Health::default(), 0);
-    let (publisher, subscribers) = Publisher::new(snapshot, options.workers.into());
-    let steering = Arc::new(Steering::own_hash(options.workers, SEED));
-    let queues = [(); 2].map(|()| PortQueues { transmit: options.workers, rss: None });
-    let peers: Vec<Option<Peers<B>>> = match options.workers {
+pub(super) fn setups<B>(scenario: &Scenario) -> Vec<WorkerSetup<B>> {
+    let BenchArgs { workers, handover, .. } = scenario.options;
+    let counters: Vec<_> = (0..workers).map(|_| Arc::new(WorkerCounters::default())).collect();
+    let mut compiler = Compiler::new(scenario::config(scenario)).counting(counters.clone());
+    let snapshot = compiler.compile(&scenario::state(scenario), &scenario::network(scenario), &Health::default(), 0);
+    let (publisher, subscribers) = Publisher::new(snapshot, workers.into());
+    let steering = Arc::new(Steering::own_hash(workers, SEED));
+    let queues = [(); 2].map(|()| PortQueues { transmit: workers, rss: None });
+    let peers: Vec<Option<Peers<B>>> = match workers {
         1 => vec![None],
         _ => Peers::all(&steering, &queues).into_iter().map(Some).collect(),
     };
-    let towards = if options.mode == BenchMode::Dnat { PacketTarget::FrontendOfAddress } else { PacketTarget::Frontend };
-    let protocol = if options.protocol == BenchProtocol::Tcp { 6 } else { 17 };
-    let owner = |me: u8| WorkerId(if options.handover { (me + 1) % options.workers } else { me });
+    let owner = |me: u8| WorkerId(if handover { (me + 1) % workers } else { me });
     let setup = |((((subscriber, counters), peers), me), meeting)| WorkerSetup {
         subscriber,
         counters,
         peers,
-        flows: WorkerFlows { steering: steering.clone(), towards, protocol, owner: owner(me) },
+        flows: WorkerFlows { steering: steering.clone(), workers, owner: owner(me), is_handed_over: handover },
         meeting,
         snapshots: publisher.reader(),
     };
-    let meetings = Meeting::all(options.workers);
-    subscribers.into_iter().zip(counters).zip(peers).zip(0..options.workers).zip(meetings).map(setup).collect()
+    let meetings = Meeting::all(workers);
+    subscribers.into_iter().zip(counters).zip(peers).zip(0..workers).zip(meetings).map(setup).collect()
 }
