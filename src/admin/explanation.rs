@@ -156,6 +156,7 @@ fn of_frontend(frontend: &ExplainedFrontend, takes_flow: bool, snapshot: &Snapsh
         table_backend: address(frontend.entry.map(|(.., backend)| backend), snapshot),
         chosen_by: chosen_by.to_owned(),
         backend: address(frontend.backend, snapshot),
+        proxy_protocol: frontend.proxy_protocol.map(|version| version.to_string()).unwrap_or_default(),
     }
 }
 
@@ -199,6 +200,7 @@ fn rewrite(leaves: &Leaves) -> v1::ExplainedRewrite {
         tunnel_source,
         tunnel_destination,
         snat_port_early: leaves.is_port_early,
+        ..v1::ExplainedRewrite::default()
     }
 }
 

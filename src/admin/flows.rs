@@ -65,6 +65,7 @@ pub(super) fn row(gateway: &str, worker: usize, flow: &FlowView, snapshot: &Snap
         service: backend.map_or_else(String::new, |backend| backend.service.to_string()),
         snat: flow.snat.map_or_else(String::new, |snat| snat.to_string()),
         gateway: gateway.to_owned(),
+        ..v1::FlowStatus::default()
     }
 }
 

@@ -140,7 +140,7 @@ fn backend(backend: &v1::ExplainedBackend) -> String {
 }
 
 fn of_rewrite(rewrite: &v1::ExplainedRewrite) -> String {
-    let v1::ExplainedRewrite { source, destination, tunnel_source, tunnel_destination, snat_port_early } = rewrite;
+    let v1::ExplainedRewrite { source, destination, tunnel_source, tunnel_destination, snat_port_early, .. } = rewrite;
     let tunnel =
         if tunnel_source.is_empty() { String::new() } else { format!(", inside {tunnel_source} -> {tunnel_destination}") };
     let early = if *snat_port_early { " (ports are scarce: this one has not rested)" } else { "" };

@@ -433,6 +433,7 @@ impl CompiledService {
             frontends: listens.clone(),
             backends: backends.collect(),
             app_protocol: port.app_protocol.clone(),
+            proxy_protocol: port.proxy_protocol,
         };
         let ids = listed.iter().map(|b| b.id).collect();
         let frontend = self.frontend(port, &weights, ids, before, context);
@@ -567,7 +568,9 @@ impl CompiledService {
         let &Service { mode, scheduler, local, affinity, .. } = &*self.source;
         // Source ranges never apply to node ports (CONTROL 2).
         let sources = self.sources.clone().filter(|_| !is_node_port(port));
-        Policy { mode: mode.into(), scheduler, hashed_by: HashedBy::of(scheduler, affinity.is_some()), sources, local, affinity }
+        let hashed_by = HashedBy::of(scheduler, affinity.is_some());
+        let proxy_protocol = port.proxy_protocol;
+        Policy { mode: mode.into(), scheduler, hashed_by, sources, local, affinity, proxy_protocol }
     }
 
     /// With affinity, clients are hashed together with the service port, so that the affinity table distinguishes them

@@ -82,6 +82,7 @@ impl Naming {
             verdict: verdict.to_owned(),
             reason: reason.to_owned(),
             sent: sent.iter().map(|sent| self.sent(batch, sent)).collect(),
+            ..v1::TracedPacket::default()
         };
         let frame = |interface, copy: &FrameCopy| v1::CapturedFrame {
             interface,

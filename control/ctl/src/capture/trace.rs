@@ -81,6 +81,7 @@ mod tests {
             verdict: "forward".into(),
             reason: String::new(),
             sent: vec![sent],
+            ..Default::default()
         };
         let expected = "2026-01-31T12:00:00.123456Z tcp 198.51.100.7:5555 -> 192.0.2.100:80, 74 bytes\n  \
                         received  on uplink, by worker 1\n  \
