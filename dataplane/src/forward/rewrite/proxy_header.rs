@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use arrayvec::ArrayVec;
 use proto::ProxyProtocol;
 
+use crate::flow::{HeaderStage, Shift};
 use crate::wire::{Address, Tuple, protocol};
 
 /// Bytes of the longest header: a line of version 1 for IPv6, as the specification bounds it (section 2.1).
@@ -26,8 +27,7 @@ const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 const VERSION_AND_COMMAND: u8 = 0x21;
 
 /// The version of the header for a protocol: version 1 is for TCP only.
-#[must_use]
-pub const fn version_for(version: ProxyProtocol, protocol: u8) -> ProxyProtocol {
+const fn version_for(version: ProxyProtocol, protocol: u8) -> ProxyProtocol {
     if protocol == protocol::UDP { ProxyProtocol::V2 } else { version }
 }
 
@@ -43,6 +43,14 @@ pub fn proxy_header<A: Address>(version: ProxyProtocol, tuple: &Tuple<A>) -> Pro
     // The longest header fits, see the tests.
     debug_assert!(written.is_ok());
     header
+}
+
+/// The shift of a flow that begins with this sequence number, or as a datagram, and whose client's packets have this tuple.
+#[must_use]
+pub fn shift_between<A: Address>(version: ProxyProtocol, tuple: &Tuple<A>, initial_sequence: u32) -> Shift {
+    let header_len = u8::try_from(proxy_header(version, tuple).len()).unwrap_or(u8::MAX);
+    let stage = if tuple.protocol == protocol::TCP { HeaderStage::Owed } else { HeaderStage::Settled };
+    Shift::new(version_for(version, tuple.protocol), header_len, stage, initial_sequence)
 }
 
 fn write_line<A: Address>(header: &mut ProxyHeader, tuple: &Tuple<A>) -> std::io::Result<()> {
