@@ -348,7 +348,6 @@ fn replica(stage: Stage, flow: u16) -> FlowReplica {
         snat: Some(SocketAddr::new(ip(snat), 1024 + flow / 100)),
         idle: Duration::ZERO,
         shift: None,
-        shift: None,
     }
 }
 
