@@ -1,10 +1,12 @@
 //! One client and one backend on both sides of a gateway, and segments as values.
 
+#![allow(unreachable_pub, reason = "modules of one program of tests")]
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use dataplane::testing::{Packet, Segment, assert_checksums, transport_checksum};
 use dataplane::tcp_flags::{ACK, SYN};
+use dataplane::testing::{Packet, Segment, assert_checksums, transport_checksum};
 use dataplane::{DropReason, PortIndex};
 use proto::{Family, Mode, ProxyProtocol, Service, ServiceName};
 
@@ -143,16 +145,17 @@ pub struct Kind {
 impl Kind {
     pub const V2: Self = Self { version: ProxyProtocol::V2, family: Family::V4, mode: Mode::Nat, initial: 0x1000_0000 };
 
-    /// Both versions, families and modes, and numbers that wrap in the header, behind it, or far away.
+    /// Both versions, families and modes, each with numbers that wrap somewhere else: inside the header, behind it, or
+    /// far away.
     pub fn all() -> impl Iterator<Item = Self> {
+        let initials = [0x1000_0000, 0xffff_fff0, 0xffff_ff80].into_iter().cycle();
         let versions = [ProxyProtocol::V1, ProxyProtocol::V2].into_iter();
-        versions.flat_map(|version| {
-            [Family::V4, Family::V6].into_iter().flat_map(move |family| {
-                [Mode::Nat, Mode::Dnat].into_iter().flat_map(move |mode| {
-                    [0x1000_0000, 0xffff_fff0, 0xffff_ff80].map(move |initial| Self { version, family, mode, initial })
-                })
-            })
-        })
+        let kinds = versions.flat_map(|version| {
+            [Family::V4, Family::V6]
+                .into_iter()
+                .flat_map(move |family| [Mode::Nat, Mode::Dnat].map(|mode| Self { version, family, mode, initial: 0 }))
+        });
+        kinds.zip(initials).map(|(kind, initial)| Self { initial, ..kind })
     }
 }
 

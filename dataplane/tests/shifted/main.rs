@@ -6,8 +6,8 @@
 
 mod bridge;
 mod errors;
-mod rows;
 #[path = "../rig/mod.rs"]
 mod rig;
+mod rows;
 mod streams;
 mod transfer;
