@@ -1,7 +1,5 @@
 //! One client and one backend on both sides of a gateway, and segments as values.
 
-#![allow(unreachable_pub, reason = "modules of one program of tests")]
-
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
