@@ -2,16 +2,8 @@
 //! processes and gateways, and two real TCP state machines that talk through the gateway over a bad network.
 //! Deliberately not here: which Services have such flows (`control`).
 
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
-
 mod bridge;
 mod errors;
-#[path = "../fleet/mod.rs"]
-mod fleet;
-#[path = "../rig/mod.rs"]
-mod rig;
 mod rows;
 mod streams;
-#[path = "../team/mod.rs"]
-mod team;
 mod transfer;

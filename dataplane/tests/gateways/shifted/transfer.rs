@@ -11,7 +11,7 @@ use dataplane::workers::Steering;
 use dataplane::{FlowFate, SavedAt, SavedFlows};
 use proto::{Mode, Protocol, ProxyProtocol, Service, State};
 
-use crate::bridge::{Bridge, Kind, MILLISECOND, SERVER, Seg, header, set_proxy_protocol};
+use super::bridge::{Bridge, Kind, MILLISECOND, SERVER, Seg, header, set_proxy_protocol};
 use crate::fleet::{ALL, Gateway, take_over};
 use crate::rig::{self, CLUSTER, Rig, SECOND, UPLINK};
 use crate::team::{Delivery, SEED, Team};

@@ -17,7 +17,7 @@ use smoltcp::socket::tcp;
 use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr};
 
-use crate::bridge::{Kind, MILLISECOND, Seg, header, set_proxy_protocol};
+use super::bridge::{Kind, MILLISECOND, Seg, header, set_proxy_protocol};
 use crate::rig::{self, CLUSTER, Rig, UPLINK};
 
 const SYN: u8 = 2;

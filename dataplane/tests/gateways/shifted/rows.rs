@@ -7,7 +7,7 @@ use dataplane::testing::{Packet, assert_checksums, with_segment_size};
 use dataplane::{DropReason, PacketOutcome};
 use proto::{Family, Mode, ProxyProtocol};
 
-use crate::bridge::{Bridge, Kind, MILLISECOND, SERVER, Seg, header};
+use super::bridge::{Bridge, Kind, MILLISECOND, SERVER, Seg, header};
 use crate::rig::{CLUSTER, UPLINK};
 
 const URG: u8 = 0x20;
