@@ -406,3 +406,15 @@ fn a_syn_ack_with_a_small_window_keeps_it() {
     assert_eq!(bridge.backend_sends(&answer).one_to_client().window, 20);
     assert_eq!(answer.sequence, SERVER);
 }
+
+#[test]
+fn bytes_behind_a_datagram_stay_behind_it() {
+    let mut bridge = Bridge::new(Kind::V2);
+    let mut datagram = vec![0x15, 0xb3, 0, 53, 0, 8 + 3, 0, 0];
+    datagram.extend(b"onejunk");
+    let (from, to) = (bridge.client.ip(), "192.0.2.101".parse().unwrap());
+    let segment = dataplane::testing::Segment::Other { protocol: 17 };
+    let sent = bridge.put(UPLINK, &Packet::between(from, to, segment).payload(&datagram).build());
+    let frame = &sent.to_backend[0];
+    assert_eq!((&frame[38..42], &frame[70..]), (&[0, 8 + 28 + 3, 0, 0][..], &b"onejunk"[..]));
+}
