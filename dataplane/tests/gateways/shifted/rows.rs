@@ -116,7 +116,7 @@ fn an_acknowledgement_that_lacks_the_header_goes_to_nobody_and_the_header_again_
             bridge.rig.now += ms * MILLISECOND;
             bridge.backend_sends(&missing).only_to_backend()
         };
-        assert_eq!(repeats(&mut bridge, 0), [again.clone()], "{kind:?}");
+        assert_eq!(repeats(&mut bridge, 0), std::slice::from_ref(&again), "{kind:?}");
         assert_eq!(repeats(&mut bridge, 5), [], "{kind:?}: not twice in 10 ms");
         assert_eq!(repeats(&mut bridge, 5), [again], "{kind:?}");
         assert_eq!((bridge.drops(DropReason::HeaderAwaited), bridge.headers()), (3, [1, 2, 0]));
@@ -148,7 +148,8 @@ fn acknowledgements_and_blocks_are_those_of_the_clients_stream() {
         bridge.establish();
         let (first, h) = (bridge.first(), bridge.h());
         let at = |number: u32| first.wrapping_add(number);
-        let rows: [(&str, u32, Vec<[u32; 2]>, u32, Vec<u8>); 5] = [
+        type Row = (&'static str, u32, Vec<[u32; 2]>, u32, Vec<u8>);
+        let rows: [Row; 5] = [
             ("a duplicate of the header", h, vec![[at(0), at(h)]], at(0), vec![1; 12]),
             ("a duplicate of the header with data", h + 100, vec![[at(0), at(h + 100)]], at(100), sack(&[[at(0), at(100)]])),
             ("a gap", h + 101, vec![[at(h + 172), at(h + 272)]], at(101), sack(&[[at(172), at(272)]])),
