@@ -175,6 +175,7 @@ mod tests {
             state: FlowState::TcpEstablished,
             age: Ticks(80),
             idle: Ticks(8),
+            shift: None,
         }
     }
 

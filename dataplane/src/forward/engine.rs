@@ -12,6 +12,7 @@ use proto::Family;
 
 use super::fast::state::FastPath;
 use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
+use super::related::shifted;
 use super::rewrite;
 use super::sort::{Ingress, Lookup};
 use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
@@ -196,6 +197,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
             mss::clamp_between(buffer.bytes_mut(), headers, mtus);
         }
         match verdict {
+            Verdict::Forward(nat) if self.flows::<A>().0.is_shifted(nat.flow) => {
+                shifted::forward(self, at, buffer, headers, nat);
+            }
             Verdict::Forward(nat) => self.forward_nat(at.snapshot, buffer, headers, nat),
             Verdict::ForwardDirect(direct) => self.forward_direct(at.snapshot, buffer, headers, &direct),
             Verdict::Wait(neighbour) => self.hold(at.arrival, buffer, neighbour),
