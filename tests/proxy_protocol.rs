@@ -44,10 +44,8 @@ struct ServerPort {
     without: u16,
 }
 
-const HTTP_AND_TLS: &[ServerPort] = &[
-    ServerPort { scheme: "http", with: 8081, without: 9081 },
-    ServerPort { scheme: "https", with: 8443, without: 9443 },
-];
+const HTTP_AND_TLS: &[ServerPort] =
+    &[ServerPort { scheme: "http", with: 8081, without: 9081 }, ServerPort { scheme: "https", with: 8443, without: 9443 }];
 
 const SERVERS: [Server; 3] = [
     Server {

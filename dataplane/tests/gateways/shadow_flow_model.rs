@@ -138,16 +138,18 @@ fn replica() -> impl Strategy<Value = FlowReplica> {
         header_len,
     });
     let shift = proptest::option::weighted(0.3, shifts);
-    (kind, ends, shift, 0u64..10_000, any::<u8>()).prop_map(|((mode, state, is_of_state), ends, shift, idle_s, protocol)| FlowReplica {
-        protocol: if is_of_state { state.protocol() } else { protocol },
-        mode,
-        state,
-        client: ends.0,
-        frontend: ends.1,
-        backend: ends.2,
-        snat: ends.3,
-        idle: Duration::from_secs(idle_s),
-        shift,
+    (kind, ends, shift, 0u64..10_000, any::<u8>()).prop_map(|((mode, state, is_of_state), ends, shift, idle_s, protocol)| {
+        FlowReplica {
+            protocol: if is_of_state { state.protocol() } else { protocol },
+            mode,
+            state,
+            client: ends.0,
+            frontend: ends.1,
+            backend: ends.2,
+            snat: ends.3,
+            idle: Duration::from_secs(idle_s),
+            shift,
+        }
     })
 }
 

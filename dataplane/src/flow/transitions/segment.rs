@@ -47,9 +47,7 @@ impl Segment {
     #[must_use]
     pub(crate) fn seen_by_receiver(self, shift: Option<&Shift>, direction: Direction) -> Self {
         match (shift, direction) {
-            (Some(shift), Direction::ToBackend) => {
-                Self { sequence: shift.numbers().client.to_receiver(self.sequence), ..self }
-            }
+            (Some(shift), Direction::ToBackend) => Self { sequence: shift.numbers().client.to_receiver(self.sequence), ..self },
             _ => self.seen_by_client(shift, direction),
         }
     }

@@ -11,8 +11,7 @@ use super::verdict::{NatForward, NoExit, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
 use crate::flow::{
-    BackendId, Direction, FlowBackend, FlowMode, Segment, Shift, SnatLease, SnatTarget, flow_of, is_mid_stream,
-    tags_of_first,
+    BackendId, Direction, FlowBackend, FlowMode, Segment, Shift, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first,
 };
 use crate::forward::rewrite::shift_between;
 use crate::snapshot::{AddressRole, Frontend};

@@ -474,11 +474,7 @@ impl<'a> SavedPart<'a> {
 }
 
 /// A flow without backend, frontend and pool, and the number of its backend. `shifts`: of the flows from this one on.
-fn flow<A: Address>(
-    fields: &mut Fields<'_>,
-    saved: Tick,
-    shifts: &mut impl Iterator<Item = Shift>,
-) -> Option<(Flow<A>, u32)> {
+fn flow<A: Address>(fields: &mut Fields<'_>, saved: Tick, shifts: &mut impl Iterator<Item = Shift>) -> Option<(Flow<A>, u32)> {
     let [client, vip, backend_address, snat] = [fields.address()?, fields.address()?, fields.address()?, fields.address()?];
     let [client_port, vip_port, backend_port, snat_port] = [fields.u16()?, fields.u16()?, fields.u16()?, fields.u16()?];
     let (backend, idle, initial_sequence, acknowledgement, unanswered) =

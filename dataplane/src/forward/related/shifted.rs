@@ -6,9 +6,7 @@
 //!
 //! Not here: when the header leaves and which numbers change (`flow::state`), and bytes (`rewrite`).
 
-use crate::flow::{
-    BackendStep, ClientStep, Direction, Flow, FlowState, HeaderStage, SegmentHead, Shift,
-};
+use crate::flow::{BackendStep, ClientStep, Direction, Flow, FlowState, HeaderStage, SegmentHead, Shift};
 use crate::forward::decide::{Answer, FlowFamily, NatForward, exit_by};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;

@@ -28,5 +28,6 @@ pub use proxy_header::{PROXY_HEADER_MAX, ProxyHeader, proxy_header, shift_betwee
 pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_reset};
 pub use sctp_addresses::hide_addresses;
 pub use shift::{
-    Timestamps, remove_sack, remove_unshiftable, renumber as renumber_segment, segment_head, shrink_window, timestamps, window_scale,
+    Timestamps, remove_sack, remove_unshiftable, renumber as renumber_segment, segment_head, shrink_window, timestamps,
+    window_scale,
 };

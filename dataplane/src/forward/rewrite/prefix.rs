@@ -198,7 +198,8 @@ fn write<A: Address>(frame: &mut [u8], segment: &HeaderSegment<A>, header: &[u8]
     };
     let (options, data) = rest.split_at_mut_checked(rest.len().checked_sub(header.len())?)?;
     if let Some(Timestamps { value, echo }) = segment.timestamps {
-        let stamps = U32::new(value).as_bytes().iter().chain(U32::new(echo).as_bytes()).copied().collect::<arrayvec::ArrayVec<u8, 8>>();
+        let stamps =
+            U32::new(value).as_bytes().iter().chain(U32::new(echo).as_bytes()).copied().collect::<arrayvec::ArrayVec<u8, 8>>();
         options.get_mut(..STAMPED.len())?.copy_from_slice(&STAMPED);
         options.get_mut(STAMPED.len()..)?.copy_from_slice(&stamps);
     }

@@ -44,7 +44,8 @@ pub fn segment_head<A: Address>(frame: &[u8], headers: &Headers<A>) -> Option<Se
     let Transport::Tcp { .. } = headers.transport else { return None };
     let header = header_of(frame, headers)?;
     let (tcp, _) = take::<Tcp>(header)?;
-    let before_data = headers.transport_offset.checked_sub(headers.network_offset)?.checked_add(u16::try_from(header.len()).ok()?)?;
+    let before_data =
+        headers.transport_offset.checked_sub(headers.network_offset)?.checked_add(u16::try_from(header.len()).ok()?)?;
     Some(SegmentHead {
         flags: tcp.flags,
         sequence: tcp.sequence.get(),

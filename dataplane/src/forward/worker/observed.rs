@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use crate::forward::decide::FlowFamily;
 use crate::forward::engine::Engine;
 use crate::forward::observer::{
-    FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
+    CapturedFlow, FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
 };
 use crate::forward::sort::Ingress;
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
@@ -134,11 +134,12 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     }
 
     /// The flow of a packet, as it is now.
-    fn flow_of<A: FlowFamily>(&self, headers: &Headers<A>) -> Option<PacketFlow> {
+    fn flow_of<A: FlowFamily>(&self, headers: &Headers<A>) -> Option<CapturedFlow> {
         let table = A::table(&self.tables);
         let (index, _) = table.search(table.hash(&headers.tuple), &headers.tuple)?;
         let flow = table.get(index);
-        Some(PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend })
+        let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
+        Some(CapturedFlow { belongs, shift: flow.shift })
     }
 }
 
