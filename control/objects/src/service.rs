@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
-use proto::{AffinityScope, Family, Protocol, ServiceName};
+use proto::{AffinityScope, Family, Protocol, ProxyProtocol, ServiceName};
 
 use crate::note::{self, Cause, Remark};
 use crate::spelling;
@@ -212,6 +212,19 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         proxy_name: labels.and_then(|labels| labels.get(PROXY_NAME_LABEL)).cloned(),
         ..spec
     })
+}
+
+/// The PROXY header of each port of a Service with these annotations, for a program that reads nothing else of it.
+///
+/// # Errors
+/// If its ports or these annotations cannot be read.
+pub fn proxy_headers(
+    annotations: &BTreeMap<String, String>,
+    fields: &ServiceFields,
+) -> Result<Vec<Option<ProxyProtocol>>, SpecError> {
+    let mut ports = ports(fields.ports.as_deref().unwrap_or_default(), Kind::LoadBalancer)?;
+    proxy_protocol::apply(annotations, &mut ports, &mut Vec::new())?;
+    Ok(ports.into_iter().map(|port| port.proxy_protocol).collect())
 }
 
 /// `spec.externalIPs`: the API server accepts only addresses; manifests may contain anything.
