@@ -227,8 +227,8 @@ fn loads() -> [Load; 4] {
     })
 }
 
-/// One connection of the client: what it sends and what it gets, by curl.
-fn connection(edge: &Edge, scheme: &str, vip: &str, port: u16) -> Child {
+/// One connection of the client: what it sends, as a file of this name, and what it gets, by curl.
+fn connection(edge: &Edge, scheme: &str, vip: &str, port: u16, name: &str) -> Child {
     let host = if vip.contains(':') { format!("[{vip}]") } else { vip.to_owned() };
     let file = edge.path("payload");
     let file = file.to_str().unwrap();
@@ -241,7 +241,7 @@ fn connection(edge: &Edge, scheme: &str, vip: &str, port: u16) -> Child {
             command.arg(format!("smtp://{host}:{port}"));
         }
         _ => {
-            command.args(["-T", file, "-o", "/dev/null", "-w", written, &format!("{scheme}://{host}:{port}/up/new")]);
+            command.args(["-T", file, "-o", "/dev/null", "-w", written, &format!("{scheme}://{host}:{port}/up/{name}")]);
             command.args(["--next", "-sgk", "--max-time", CONNECTION_S, "-o", "/dev/null", "-w", written]);
             command.arg(format!("{scheme}://{host}:{port}/file"));
         }
@@ -273,10 +273,12 @@ fn assert_connections_end_well(bed: &Bed, load: Load) {
         for port in server.ports {
             for (number, vip) in [port.with, port.without].into_iter().flat_map(|n| server.vips().map(|vip| (n, vip))) {
                 let what = format!("{} {vip} port {number}, {loss_percent} % lost", server.name);
-                let each = (0..connections).map(|_| Opened {
+                // A server answers otherwise when it has a file of the name.
+                let name = |n: usize| format!("{number}-{}-{loss_percent}-{n}", vip.len());
+                let each = (0..connections).map(|n| Opened {
                     what: what.clone(),
                     expected: expected(port.scheme, bytes),
-                    child: connection(&bed.edge, port.scheme, &vip, number),
+                    child: connection(&bed.edge, port.scheme, &vip, number, &name(n)),
                 });
                 opened.extend(each);
             }
@@ -404,7 +406,7 @@ fn probes_send_the_header_that_their_port_expects() {
                 "smtp" => "tcp",
                 other => other,
             };
-            for (header, offset) in [(true, 0), (false, 4)] {
+            for (header, offset) in [(true, 0), (false, 6)] {
                 let name = format!("{}-{}-{}", server.name, port.scheme, if header { "with" } else { "without" });
                 let version = server.version;
                 let of_header = if header { format!("sluice.dev/proxy-protocol: {version}, ") } else { String::new() };

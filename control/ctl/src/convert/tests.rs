@@ -254,10 +254,12 @@ fn annotations_of_services_that_are_not_read_are_named() {
     for read in ["metallb.universe.tf/loadBalancerIPs: 192.0.2.1", "metallb.io/ip-allocated-from-pool: a", "example.com/x: y"] {
         assert_eq!(service(Product::Metallb, read, ours), Vec::<String>::new(), "{read}");
     }
-    for read in
-        ["lbipam.cilium.io/ips: 192.0.2.1", "io.cilium/lb-ipam-ips: 192.0.2.1", "lbipam.cilium.io/sharing-cross-namespace: '*'",
-         "load-balancer.hetzner.cloud/uses-proxyprotocol: 'true'"]
-    {
+    for read in [
+        "lbipam.cilium.io/ips: 192.0.2.1",
+        "io.cilium/lb-ipam-ips: 192.0.2.1",
+        "lbipam.cilium.io/sharing-cross-namespace: '*'",
+        "load-balancer.hetzner.cloud/uses-proxyprotocol: 'true'",
+    ] {
         assert_eq!(service(Product::Cilium, read, ours), Vec::<String>::new(), "{read}");
     }
     let rows = [
