@@ -1,19 +1,20 @@
 //! The path of a packet through a worker. Reading order: `worker` polls, `burst` runs the stages over a burst, `fast`
 //! forwards packets of known flows, `sort` parses the others and hands over those of other workers, `decide` gives the
-//! verdict, `engine` carries it out, `rewrite` changes the bytes.
+//! verdict, `execution` carries it out, `rewrite` changes the bytes, `output` sends and counts. All of them work on the
+//! `engine`, the state of the worker.
 //!
 //! Special cases have files of their own: `related` (fragments and ICMP errors, which follow the flow of another
-//! packet), `answers` (ARP, resets, replies), `linux` (packets of the kernel). `flow_transfer` takes over flows of the
+//! packet), `execution::answers` (ARP, resets, replies), `execution::linux` (packets of the kernel). `flow_transfer` takes over flows of the
 //! process before and of other gateways.
 
-mod answers;
 mod burst;
 mod decide;
 mod engine;
+mod execution;
 mod fast;
 mod flow_transfer;
-mod linux;
 mod observer;
+mod output;
 mod related;
 pub mod rewrite;
 mod sort;

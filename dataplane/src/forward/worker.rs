@@ -21,15 +21,17 @@ use std::sync::Arc;
 use crossbeam_queue::ArrayQueue;
 
 use super::engine::Engine;
+use super::execution::linux::sent_by_linux;
 use super::fast::state::FastPath;
-use super::flow_transfer::{Owned, Replicating, SavedFlows, is_sent_by};
+use super::flow_transfer::{Owned, Replicating, SavedFlows, is_sent_by, save};
 use super::observer::{Observe, PacketSource};
+use super::output::Output;
 use super::sort::Ingress;
 use crate::flow::{
     BackendId, Direction, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
     IdleLimits, PoolId, PortShare, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
 };
-use crate::forward::decide::{FlowTables, KnownFlows, Mailbox};
+use crate::forward::decide::{FlowTables, KnownFlows, Mailbox, WorkerFlows};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::AnswerLimiter;
 use crate::neighbours::{Announcements, NeighbourRequest, QueuedPacket, VipOwnership, WorkerNeighbours};
@@ -38,7 +40,7 @@ use crate::snapshot::{RouteTo, Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Tags, TupleKey, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers};
-use observed::ObservedFrom;
+use observed::{ObservedFrom, drop_waiting, observe_packet, observes, process, process_waited};
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -112,24 +114,28 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         let ports: Vec<_> = parts.ports.into_iter().map(|(port, twin)| EgressPort::new(port, twin)).collect();
         let fast = FastPath::new(ports.len());
         let engine = Engine {
-            worker: parts.subscriber.worker(),
-            egress: Egress::new(ports, parts.peers),
-            tables: FlowTables {
-                v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
-                v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+            output: Output {
+                worker: parts.subscriber.worker(),
+                egress: Egress::new(ports, parts.peers),
+                twin_rate: TwinRate::default(),
+                tally: Tally::default(),
+                counters: parts.counters,
+                observer: parts.observer,
             },
-            ports: SnatPorts::new(flows, share).map_err(|_| NoMemory { flows })?,
-            max_flows: flows,
-            limits: IdleLimits::new(limits),
+            flows: WorkerFlows {
+                tables: FlowTables {
+                    v4: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+                    v6: FlowTable::new(flows, parts.seed).map_err(|_| NoMemory { flows })?,
+                },
+                ports: SnatPorts::new(flows, share).map_err(|_| NoMemory { flows })?,
+                max_flows: flows,
+                limits: IdleLimits::new(limits),
+            },
             neighbours: WorkerNeighbours::new(parts.neighbour_requests),
             datagrams: Datagrams::new(parts.seed),
             identifications: Identifications::new(parts.seed, worker, workers, blocks),
             limiter: AnswerLimiter::new(parts.seed),
             fast,
-            tally: Tally::default(),
-            counters: parts.counters,
-            observer: parts.observer,
-            twin_rate: TwinRate::default(),
             capture: None,
         };
         Ok(Self {
@@ -156,7 +162,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     ///
     /// [`NoMemory`] when there is no memory for the meters.
     pub fn record(&mut self, records: &Arc<FlowRecords>) -> Result<(), NoMemory> {
-        let Engine { tables, max_flows: flows, .. } = &mut self.engine;
+        let WorkerFlows { tables, max_flows: flows, .. } = &mut self.engine.flows;
         tables.v4.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })?;
         tables.v6.record(Arc::clone(records)).map_err(|_| NoMemory { flows: *flows })
     }
@@ -167,7 +173,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// Its pools of SNAT ports begin at a place that the seed chooses: a gateway that takes over SNAT addresses would
     /// otherwise begin with the ports that the one before used last, of flows too young to be sent.
     pub fn replicate(&mut self, replication: Arc<FlowReplication>) {
-        let Engine { tables, ports, .. } = &mut self.engine;
+        let WorkerFlows { tables, ports, .. } = &mut self.engine.flows;
         tables.v4.replicate(Arc::clone(&replication));
         tables.v6.replicate(Arc::clone(&replication));
         ports.start_at(split_mix(self.seed));
@@ -180,7 +186,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         if !O::METERS {
             return;
         }
-        let tables = &mut self.engine.tables;
+        let tables = &mut self.engine.flows.tables;
         tables.set_time(Tick::at(now_ns));
         tables.set_recorder_time(now_ns);
         tables.v4.record_stop();
@@ -191,7 +197,8 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// last poll.
     #[must_use]
     pub fn save(&self, now_ns: u64) -> Vec<u8> {
-        self.engine.save(&self.subscriber.newest(), Tick::at(now_ns))
+        let Engine { flows, output, .. } = &self.engine;
+        save(flows, output.owned(), &self.subscriber.newest(), Tick::at(now_ns), output.worker == 0)
     }
 
     /// The same worker, which answers inquiries: at most one at the end of each poll.
@@ -205,18 +212,18 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// the end of the poll. To be called before the first poll.
     pub fn own_by(&mut self, ownership: Arc<VipOwnership>, clock: fn() -> u64) {
         self.engine.neighbours.ownership = ownership;
-        self.engine.egress.set_clock(clock);
+        self.engine.output.egress.set_clock(clock);
     }
 
     /// Its counters.
     #[must_use]
     pub fn counters(&self) -> &Arc<WorkerCounters> {
-        &self.engine.counters
+        &self.engine.output.counters
     }
 
     /// The port at a position, for tests and `replay`.
     pub fn port_mut(&mut self, index: PortIndex) -> Option<&mut P> {
-        self.engine.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
+        self.engine.output.egress.ports.get_mut(usize::from(index.0)).map(|port| &mut port.device)
     }
 
     /// Lets the fast path work on one packet at a time, as on processors without AVX2.
@@ -229,14 +236,14 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// flow.
     #[cfg(feature = "testing")]
     pub fn share_ports(&mut self, workers: u16) {
-        if let Ok(ports) = SnatPorts::new(self.engine.max_flows, PortShare::of_worker(0, workers)) {
-            self.engine.ports = ports;
+        if let Ok(ports) = SnatPorts::new(self.engine.flows.max_flows, PortShare::of_worker(0, workers)) {
+            self.engine.flows.ports = ports;
         }
     }
 
     /// The observer.
     pub fn observer_mut(&mut self) -> &mut O {
-        &mut self.engine.observer
+        &mut self.engine.output.observer
     }
 
     /// The subscriber; a worker that goes to sleep reports it there.
@@ -248,64 +255,68 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     /// partners and for them: while there are any, the worker should not sleep.
     pub fn poll(&mut self, now_ns: u64) -> usize {
         let changed = self.subscriber.refresh();
-        self.engine.tables.set_time(Tick::at(now_ns));
+        self.engine.flows.tables.set_time(Tick::at(now_ns));
         self.engine.identifications.set_time(Tick::at(now_ns));
         if O::METERS {
-            self.engine.tables.set_recorder_time(now_ns);
+            self.engine.flows.tables.set_recorder_time(now_ns);
         }
         let snapshot = self.subscriber.snapshot();
         let engine = &mut self.engine;
         if changed {
             if !Arc::ptr_eq(&self.limits, snapshot.limits()) {
                 self.limits = Arc::clone(snapshot.limits());
-                engine.limits = IdleLimits::new(&self.limits);
+                engine.flows.limits = IdleLimits::new(&self.limits);
             }
-            engine.limits.follow(snapshot.shortest_idle_timeout());
+            engine.flows.limits.follow(snapshot.shortest_idle_timeout());
             if let Some(saved) = self.saved.take_if(|_| snapshot.ready()) {
-                engine.restore(snapshot, &saved, Tick::at(now_ns));
+                let Engine { flows, output, .. } = &mut *engine;
+                output.receiving(flows).restore(snapshot, &saved, Tick::at(now_ns), output.worker == 0);
             }
-            if engine.egress.peers.as_ref().is_none_or(Peers::announces) {
+            if engine.output.egress.peers.as_ref().is_none_or(Peers::announces) {
                 self.announcements.wake();
             }
         }
         let replicated = match self.replication.as_mut().filter(|_| snapshot.ready()) {
-            Some(replication) => replication.run(engine, snapshot, changed, now_ns),
+            Some(replication) => {
+                let Engine { flows, output, neighbours, .. } = &mut *engine;
+                replication.run(output.receiving(flows), &neighbours.ownership, snapshot, changed, now_ns)
+            }
             None => 0,
         };
         let mut handled = 0;
         // Before others are received, which must not overtake them.
         if engine.neighbours.queue.len() > 0 {
             engine.neighbours.have_changed |= changed;
-            engine.retry_queued(snapshot, now_ns);
+            retry_queued(engine, snapshot, now_ns);
         }
-        for index in 0..engine.egress.ports.len() {
+        for index in 0..engine.output.egress.ports.len() {
             let in_port = PortIndex(u8::try_from(index).unwrap_or(u8::MAX));
             let mut burst = Burst::new();
-            engine.egress.receive(in_port, &mut burst);
+            engine.output.egress.receive(in_port, &mut burst);
             handled += burst.len();
-            engine.tally.received += burst.len() as u64;
+            engine.output.tally.received += burst.len() as u64;
             if !burst.is_empty() {
                 let arrival = Arrival { link: in_port.into(), tags: Tags::NONE, now_ns, origin: Origin::Port };
-                engine.process(Ingress { snapshot, arrival }, &mut burst);
+                process(engine, Ingress { snapshot, arrival }, &mut burst);
             }
-            handled += engine.process_from_linux(snapshot, in_port, now_ns);
+            handled += process_from_linux(engine, snapshot, in_port, now_ns);
         }
-        if engine.egress.peers.is_some() {
-            handled += engine.process_from_peers(snapshot, now_ns);
+        if engine.output.egress.peers.is_some() {
+            handled += process_from_peers(engine, snapshot, now_ns);
         }
         if engine.datagrams.waiting() > 0 {
-            engine.expire_fragments(now_ns);
+            expire_fragments(engine, now_ns);
         }
-        let Engine { egress, neighbours, tally, .. } = engine;
+        let Engine { output: Output { egress, tally, .. }, neighbours, .. } = &mut *engine;
         self.announcements.send(egress, snapshot, &neighbours.ownership, now_ns, tally);
-        engine.egress.flush(&mut engine.tally);
+        egress.flush(tally);
         self.sweep.run(engine, snapshot, Tick::at(now_ns));
         if let Some(replication) = &mut self.replication {
-            replication.end_poll(handled, &engine.tables);
+            replication.end_poll(handled, &engine.flows.tables);
         }
         engine.publish_counters();
         if let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.is_asked()) {
-            let Engine { tables, ports, max_flows, capture, .. } = engine;
+            let Engine { flows: WorkerFlows { tables, ports, max_flows, .. }, capture, .. } = &mut *engine;
             mailbox.answer_one(&KnownFlows { tables, ports, snapshot, max_flows: *max_flows }, capture, now_ns);
         }
         if let Some(capture) = &mut engine.capture {
@@ -315,76 +326,86 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
     }
 }
 
-impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Processes the packets that the kernel sends by the port.
-    fn process_from_linux(&mut self, snapshot: &Snapshot, port: PortIndex, now_ns: u64) -> usize {
-        let Some(burst) = self.egress.burst_of_linux(port) else { return 0 };
-        let count = burst.len();
-        self.tally.received += count as u64;
-        let from = ObservedFrom { port, source: PacketSource::Linux, tags: Tags::NONE, now_ns };
-        let observed = self.observes(count, false, now_ns);
-        for (number, buffer) in burst.into_iter().enumerate() {
-            if number < observed {
-                self.observed(from, buffer, |engine, buffer| engine.sent_by_linux(snapshot, port, buffer, now_ns));
-            } else {
-                self.sent_by_linux(snapshot, port, buffer, now_ns);
-            }
+/// Processes the packets that the kernel sends by the port.
+fn process_from_linux<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    snapshot: &Snapshot,
+    port: PortIndex,
+    now_ns: u64,
+) -> usize {
+    let Some(burst) = engine.output.egress.burst_of_linux(port) else { return 0 };
+    let count = burst.len();
+    engine.output.tally.received += count as u64;
+    let from = ObservedFrom { port, source: PacketSource::Linux, tags: Tags::NONE, now_ns };
+    let observed = observes(engine, count, false, now_ns);
+    for (number, buffer) in burst.into_iter().enumerate() {
+        if number < observed {
+            observe_packet(engine, from, buffer, |engine, buffer| sent_by_linux(engine, snapshot, port, buffer, now_ns));
+        } else {
+            sent_by_linux(engine, snapshot, port, buffer, now_ns);
         }
-        count
     }
+    count
+}
 
-    /// Processes packets from other workers: some to decide on, some to transmit.
-    fn process_from_peers(&mut self, snapshot: &Snapshot, now_ns: u64) -> usize {
-        let mut count = 0;
-        for other in 0..self.egress.peers.as_ref().map_or(0, Peers::others) {
-            let before = count;
-            while count - before < PACKETS_PER_TURN {
-                let wanted = PACKETS_PER_TURN - (count - before);
-                let taken = self.egress.peers.as_mut().and_then(|peers| peers.take(other, wanted));
-                let Some((port, task, mut burst)) = taken else { break };
-                count += burst.len();
-                self.tally.handed_in += burst.len() as u64;
-                let origin = match task {
-                    HandoverTask::Decide => {
-                        burst.iter().for_each(Buffer::prefetch_metadata);
-                        Origin::Owned
-                    }
-                    HandoverTask::FindOwner => Origin::OwnerUnknown,
-                    HandoverTask::Begin => Origin::Begun,
-                    HandoverTask::Send => {
-                        burst.into_iter().for_each(|buffer| self.egress.send(port, buffer, &mut self.tally));
-                        continue;
-                    }
-                };
-                let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
-                self.process(Ingress { snapshot, arrival }, &mut burst);
-            }
+/// Processes packets from other workers: some to decide on, some to transmit.
+fn process_from_peers<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) -> usize {
+    let mut count = 0;
+    for other in 0..engine.output.egress.peers.as_ref().map_or(0, Peers::others) {
+        let before = count;
+        while count - before < PACKETS_PER_TURN {
+            let wanted = PACKETS_PER_TURN - (count - before);
+            let taken = engine.output.egress.peers.as_mut().and_then(|peers| peers.take(other, wanted));
+            let Some((port, task, mut burst)) = taken else { break };
+            count += burst.len();
+            engine.output.tally.handed_in += burst.len() as u64;
+            let origin = match task {
+                HandoverTask::Decide => {
+                    burst.iter().for_each(Buffer::prefetch_metadata);
+                    Origin::Owned
+                }
+                HandoverTask::FindOwner => Origin::OwnerUnknown,
+                HandoverTask::Begin => Origin::Begun,
+                HandoverTask::Send => {
+                    burst.into_iter().for_each(|buffer| engine.output.egress.send(port, buffer, &mut engine.output.tally));
+                    continue;
+                }
+            };
+            let arrival = Arrival { link: port.into(), tags: Tags::NONE, now_ns, origin };
+            process(engine, Ingress { snapshot, arrival }, &mut burst);
         }
-        count
     }
+    count
+}
 
-    /// Decides held packets again whose next hop is now resolved, and drops those that waited for too long. Resolution
-    /// depends on the snapshot alone, so they are checked only when there is a new one.
-    fn retry_queued(&mut self, snapshot: &Snapshot, now_ns: u64) {
-        while let Some(waiting) = self.neighbours.queue.expired(now_ns) {
-            let arrival = Arrival { now_ns, ..waiting.arrival };
-            self.drop_waiting(arrival, waiting.buffer, DropReason::NeighbourUnresolved);
+/// Decides held packets again whose next hop is now resolved, and drops those that waited for too long. Resolution
+/// depends on the snapshot alone, so they are checked only when there is a new one.
+fn retry_queued<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) {
+    while let Some(waiting) = engine.neighbours.queue.expired(now_ns) {
+        let arrival = Arrival { now_ns, ..waiting.arrival };
+        drop_waiting(engine, arrival, waiting.buffer, DropReason::NeighbourUnresolved);
+    }
+    if !engine.neighbours.have_changed {
+        return;
+    }
+    // All are released now: later packets of their flows do not wait.
+    for _ in 0..engine.neighbours.queue.len().div_ceil(BURST) {
+        let released = engine.neighbours.queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
+        engine.neighbours.have_changed = released.is_full();
+        for QueuedPacket { buffer, arrival, .. } in released {
+            let arrival = Arrival { now_ns, origin: Origin::Owned, ..arrival };
+            process_waited(engine, Ingress { snapshot, arrival }, buffer);
         }
-        if !self.neighbours.have_changed {
-            return;
+        if !engine.neighbours.have_changed {
+            break;
         }
-        // All are released now: later packets of their flows do not wait.
-        for _ in 0..self.neighbours.queue.len().div_ceil(BURST) {
-            let released = self.neighbours.queue.release(|neighbour| snapshot.resolves(neighbour.link, neighbour.address));
-            self.neighbours.have_changed = released.is_full();
-            for QueuedPacket { buffer, arrival, .. } in released {
-                let arrival = Arrival { now_ns, origin: Origin::Owned, ..arrival };
-                self.process_waited(Ingress { snapshot, arrival }, buffer);
-            }
-            if !self.neighbours.have_changed {
-                break;
-            }
-        }
+    }
+}
+
+/// Drops the fragments whose first fragment did not arrive in time.
+fn expire_fragments<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, now_ns: u64) {
+    while let Some(early) = engine.datagrams.expired(now_ns) {
+        drop_waiting(engine, Arrival { now_ns, ..early.arrival }, early.buffer, DropReason::FragmentTimeout);
     }
 }
 
@@ -416,19 +437,19 @@ impl Sweep {
         let elapsed = now.since(*self.last.get_or_insert(now)).0.min(SWEEP_TICKS.0);
         if elapsed > 0 {
             self.last = Some(now);
-            let entries = engine.tables.v4.high_water().max(engine.tables.v6.high_water());
+            let entries = engine.flows.tables.v4.high_water().max(engine.flows.tables.v6.high_water());
             self.owed = (self.owed + entries.div_ceil(SWEEP_TICKS.0) * elapsed).min(entries);
-            self.next_pool = engine.ports.sweep(self.next_pool, Self::POOLS, now);
-            if engine.worker == 0 {
+            self.next_pool = engine.flows.ports.sweep(self.next_pool, Self::POOLS, now);
+            if engine.output.worker == 0 {
                 snapshot.sweep_affinity(now);
             }
         }
         let entries = self.owed.min(SWEPT_PER_POLL);
         if entries > 0 {
             self.owed -= entries;
-            let Engine { tables, ports, limits, counters, neighbours, egress, .. } = engine;
+            let Engine { flows: WorkerFlows { tables, ports, limits, .. }, output, neighbours, .. } = engine;
             let neighbour_requests = &neighbours.requests;
-            let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
+            let (owned, counters) = (output.owned(), &*output.counters);
             let clients_to_ask = Cell::new(HANDSHAKES_ASKED);
             let mut rules = IdleRules { limits, snapshot, neighbour_requests, ports, counters, owned, now, clients_to_ask };
             self.next_v4 = tables.v4.sweep_by(self.next_v4, entries, snapshot.route_epoch(), &mut rules);

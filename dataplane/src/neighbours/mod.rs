@@ -1,7 +1,7 @@
 //! Neighbours on a link: ARP and neighbour discovery, announcements of VIPs, the leases of VIPs that gateways elect
 //! owners of, and the packets that wait until a neighbour is resolved.
 //!
-//! Not here: the decision to answer a question (`forward::answers`), and the neighbours that Linux has resolved
+//! Not here: the decision to answer a question (`forward::execution::answers`), and the neighbours that Linux has resolved
 //! (`snapshot`).
 
 mod announcements;

@@ -128,6 +128,41 @@ impl FlowTables {
     }
 }
 
+/// The flows of a worker, and what they share.
+#[derive(Debug)]
+pub(in crate::forward) struct WorkerFlows {
+    pub(in crate::forward) tables: FlowTables,
+    /// SNAT ports of both families.
+    pub(in crate::forward) ports: SnatPorts,
+    /// Maximum number of flows of both families.
+    pub(in crate::forward) max_flows: u32,
+    pub(in crate::forward) limits: IdleLimits,
+}
+
+impl WorkerFlows {
+    /// Number of flows.
+    pub(in crate::forward) fn len(&self) -> u32 {
+        self.tables.v4.len() + self.tables.v6.len()
+    }
+
+    /// Number of flows that may still be created.
+    pub(in crate::forward) fn room(&self) -> u32 {
+        self.max_flows.saturating_sub(self.len())
+    }
+
+    /// The flow table of a family.
+    #[inline(always)]
+    pub(in crate::forward) fn table<A: FlowFamily>(&mut self) -> &mut FlowTable<A> {
+        A::split(&mut self.tables).0
+    }
+
+    /// The flow table of a family, and the idle limits.
+    #[inline(always)]
+    pub(in crate::forward) fn table_and_limits<A: FlowFamily>(&mut self) -> (&mut FlowTable<A>, &IdleLimits) {
+        (A::split(&mut self.tables).0, &self.limits)
+    }
+}
+
 /// A family with a flow table.
 pub(in crate::forward) trait FlowFamily: Translated {
     /// The flow table of the family.

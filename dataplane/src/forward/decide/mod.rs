@@ -3,7 +3,7 @@
 //!
 //! The fast path (`forward::fast`) takes packets of known flows that are only rewritten and sent, [`follow`] others
 //! that do not change their flow, [`decide`] all the rest; each leaves to the next what it does not decide
-//! (docs/internals/decisions/0037). ICMP errors go by the flow of the packet that they quote (`forward::icmp_errors`),
+//! (docs/internals/decisions/0037). ICMP errors go by the flow of the packet that they quote (`forward::related`),
 //! probes of the kernel by [`follow_probe`].
 //!
 //! **Invariant:** a packet for an address of the gateway is never passed to the kernel, and nothing is answered before
@@ -25,7 +25,7 @@ mod reclaim;
 mod verdict;
 
 pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits, unresolved_client};
-pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet, ResetBuffers};
+pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet, ResetBuffers, WorkerFlows};
 pub(super) use inquiry::KnownFlows;
 pub use inquiry::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub(super) use known::{FlowMatch, Followed, follow};

@@ -10,7 +10,7 @@
 //!
 //! **Invariant:** a confirmed flow never yields.
 //!
-//! Not here: the order of flows, which the table keeps, and sending (`forward::answers`).
+//! Not here: the order of flows, which the table keeps, and sending (`forward::execution`).
 
 use std::time::Duration;
 

@@ -8,12 +8,13 @@
 use super::plan::{Plan, operation};
 use crate::flow::{BackendId, Direction, FlowMode, HotFlow, HotFlows};
 use crate::forward::decide::{FlowFamily, FlowTables};
+use crate::forward::engine::Engine;
 use crate::forward::observer::{Observe, PacketFlow, PacketOutcome};
 use crate::forward::rewrite::outers::OuterFamily;
 use crate::forward::rewrite::translate::{NewIdentification, TranslatedEight};
 use crate::forward::rewrite::{InnerPacket, Outer, encapsulate};
 use crate::fragment::Identifications;
-use crate::port::PortIndex;
+use crate::port::{Port, PortIndex};
 use crate::snapshot::{ClientExits, Exit, Snapshot};
 use crate::stats::{BackendCounters, COUNTER_SLOTS};
 use crate::wire::plain::head::Head;
@@ -73,6 +74,21 @@ pub(super) struct Executor<'e, O> {
     pub(super) counters: &'e [BackendCounters; COUNTER_SLOTS],
     pub(super) identifications: &'e mut Identifications,
     pub(super) observer: &'e mut O,
+}
+
+/// The executor of a worker.
+#[inline(always)]
+pub(super) fn executor<'e, P: Port, O: Observe<P::Buffer>>(
+    engine: &'e mut Engine<P, O>,
+    snapshot: &'e Snapshot,
+) -> Executor<'e, O> {
+    Executor {
+        snapshot,
+        tables: HotTables::of(&mut engine.flows.tables, O::METERS),
+        counters: engine.output.counters.all_slots(),
+        identifications: &mut engine.identifications,
+        observer: &mut engine.output.observer,
+    }
 }
 
 impl<O> Executor<'_, O> {

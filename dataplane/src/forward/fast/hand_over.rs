@@ -1,6 +1,6 @@
 //! Hands packets over to the workers that own them. What the recognition found out about a packet tells its owner too, so it
 //! needs no second look at its headers: before flows are looked up where a quarter or more of the last burst were of other
-//! workers ([`Engine::keep_own`]), otherwise if no flow was found ([`Engine::keep_or_hand_over`]).
+//! workers ([`keep_own`]), otherwise if no flow was found ([`keep_or_hand_over`]).
 //!
 //! **Invariant:** the owner is that which the slow path would find, and a packet is compared at most once here with the
 //! queue that it came by.
@@ -11,7 +11,6 @@
 use std::mem;
 
 use super::plan::Plan;
-use super::prefetch_frames;
 use super::recognise::Recognition;
 use super::state::LastBurst;
 use super::turns::PART_MAX;
@@ -24,141 +23,165 @@ use crate::forward::sort::{observe_plain, other_owner};
 use crate::port::{Arrival, BURST, Burst, Origin, Port};
 use crate::wire::plain::head::{PlainFamily, UNTAGGED, tuple_at};
 use crate::wire::{Address, Buffer, Shape, Tuple};
-use crate::workers::{HandoverTask, Peers, WorkerId};
+use crate::workers::{Egress, HandoverTask, Peers, WorkerId};
 
-impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Whether packets that arrived so may be of other workers.
-    #[inline(always)]
-    pub(super) fn may_be_of_others(&mut self, arrival: Arrival) -> bool {
-        self.peers_for(arrival).is_some()
+/// Whether packets that arrived so may be of other workers.
+#[inline(always)]
+pub(super) fn may_be_of_others<P: Port>(egress: &mut Egress<P>, arrival: Arrival) -> bool {
+    peers_for(egress, arrival).is_some()
+}
+
+/// Whether fragments of some flows met at other workers, of packets that arrived so.
+#[inline(always)]
+pub(super) fn has_fragmented<P: Port>(egress: &mut Egress<P>, arrival: Arrival) -> bool {
+    peers_for(egress, arrival).is_some_and(|peers| peers.fragmented_flows().has_any(arrival.now_ns))
+}
+
+/// Leaves the packets of such flows: they go the way of the fragments.
+#[inline(never)]
+pub(super) fn leave_fragmented<P: Port>(egress: &mut Egress<P>, plans: &mut [Plan], now_ns: u64) {
+    let Some(peers) = &mut egress.peers else { return };
+    let flows = peers.fragmented_flows();
+    for plan in plans.iter_mut().filter(|plan| plan.shape.family() != 0) {
+        if flows.meets_at(plan.hash, now_ns).is_some() {
+            plan.shape = Shape::UNKNOWN;
+        }
     }
+}
 
-    /// Whether fragments of some flows met at other workers, of packets that arrived so.
-    #[inline(always)]
-    pub(super) fn has_fragmented(&mut self, arrival: Arrival) -> bool {
-        self.peers_for(arrival).is_some_and(|peers| peers.fragmented_flows().has_any(arrival.now_ns))
+/// Recognises the packets of a burst, and hands those of other workers over before anything else is done for them. So
+/// what is left in the burst, in order, and its plans are packets of this worker, but for those behind one that was not
+/// recognised: they must not overtake it.
+#[inline(never)]
+pub(super) fn keep_own<'s, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    at: Ingress<'s>,
+    last_burst: LastBurst,
+    recognition: &mut Recognition<'s>,
+    burst: &mut Burst<P::Buffer>,
+    plans: &mut [Plan],
+) {
+    recognition.prefetches_tags = false;
+    last_burst.prefetch(&burst[..burst.len().min(PART_MAX)]);
+    for start in (0..burst.len()).step_by(PART_MAX) {
+        let [end, next_end] = [1, 2].map(|parts| burst.len().min(start + parts * PART_MAX));
+        last_burst.prefetch(&burst[end..next_end]);
+        recognition.part(engine.fast.avx2, &engine.flows.tables, &burst[start..end], &mut plans[start..end]);
     }
+    if recognition.any_unrecognised {
+        UnrecognisedAddresses::none().hold_back(burst, plans);
+    }
+    if has_fragmented(&mut engine.output.egress, at.arrival) {
+        leave_fragmented(&mut engine.output.egress, &mut plans[..burst.len()], at.arrival.now_ns);
+    }
+    let owners = other_owners(&mut engine.output.egress, at, burst, plans);
+    let mut kept = 0;
+    for ((number, buffer), owner) in mem::take(burst).into_iter().enumerate().zip(owners) {
+        match owner {
+            None => {
+                plans[kept] = plans[number];
+                kept += 1;
+                burst.push(buffer);
+            }
+            Some(owner) => engine.output.hand_over(owner, HandoverTask::Decide, at.arrival, buffer),
+        }
+    }
+}
 
-    /// Leaves the packets of such flows: they go the way of the fragments.
-    #[inline(never)]
-    pub(super) fn leave_fragmented(&mut self, plans: &mut [Plan], now_ns: u64) {
-        let Some(peers) = &mut self.egress.peers else { return };
-        let flows = peers.fragmented_flows();
-        for plan in plans.iter_mut().filter(|plan| plan.shape.family() != 0) {
-            if flows.meets_at(plan.hash, now_ns).is_some() {
-                plan.shape = Shape::UNKNOWN;
+/// The other workers that get the packets of a burst, up to the first that was not recognised.
+#[inline(always)]
+fn other_owners<P: Port>(
+    egress: &mut Egress<P>,
+    at: Ingress<'_>,
+    burst: &[P::Buffer],
+    plans: &[Plan],
+) -> [Option<WorkerId>; BURST] {
+    let mut owners = [None; BURST];
+    let known = burst.iter().zip(plans).take_while(|(_, plan)| plan.shape.family() != 0);
+    let known = owners.iter_mut().zip(known);
+    match peers_for(egress, at.arrival) {
+        Some(peers) if !peers.looks_at_queue(at.arrival.link.port()) => {
+            for (owner, (buffer, plan)) in known {
+                *owner = match plan.shape.family() {
+                    Shape::V4 => other_owner_of::<u32, _>(peers, at, buffer, plan),
+                    _ => other_owner_of::<u128, _>(peers, at, buffer, plan),
+                };
             }
         }
+        _ => known.for_each(|(owner, (buffer, plan))| *owner = owner_of_packet(egress, at, buffer, plan)),
     }
+    owners
+}
 
-    /// Recognises the packets of a burst, and hands those of other workers over before anything else is done for them. So
-    /// what is left in the burst, in order, and its plans are packets of this worker, but for those behind one that was not
-    /// recognised: they must not overtake it.
-    #[inline(never)]
-    pub(super) fn keep_own<'s>(
-        &mut self,
-        at: Ingress<'s>,
-        last_burst: LastBurst,
-        recognition: &mut Recognition<'s>,
-        burst: &mut Burst<P::Buffer>,
-        plans: &mut [Plan],
-    ) {
-        recognition.prefetches_tags = false;
-        prefetch_frames(&burst[..burst.len().min(PART_MAX)], last_burst);
-        for start in (0..burst.len()).step_by(PART_MAX) {
-            let [end, next_end] = [1, 2].map(|parts| burst.len().min(start + parts * PART_MAX));
-            prefetch_frames(&burst[end..next_end], last_burst);
-            recognition.part(self.fast.avx2, &self.tables, &burst[start..end], &mut plans[start..end]);
-        }
-        if recognition.any_unrecognised {
-            UnrecognisedAddresses::none().hold_back(burst, plans);
-        }
-        if self.has_fragmented(at.arrival) {
-            self.leave_fragmented(&mut plans[..burst.len()], at.arrival.now_ns);
-        }
-        let owners = self.other_owners(at, burst, plans);
-        let mut kept = 0;
-        for ((number, buffer), owner) in mem::take(burst).into_iter().enumerate().zip(owners) {
-            match owner {
-                None => {
-                    plans[kept] = plans[number];
-                    kept += 1;
-                    burst.push(buffer);
-                }
-                Some(owner) => self.egress.hand_over(owner, HandoverTask::Decide, at.arrival, buffer, &mut self.tally),
-            }
-        }
-    }
+/// Hands a recognised packet that has no flow here to the worker that owns it. Returns the packet if that is this one,
+/// or if it takes a longer look to tell.
+#[inline(never)]
+pub(super) fn keep_or_hand_over<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    at: Ingress<'_>,
+    buffer: P::Buffer,
+    plan: &Plan,
+) -> Option<P::Buffer> {
+    let owner = if plan.flow == Candidate::NONE { owner_of_packet(&mut engine.output.egress, at, &buffer, plan) } else { None };
+    let Some(owner) = owner else { return Some(buffer) };
+    engine.output.hand_over(owner, HandoverTask::Decide, at.arrival, buffer);
+    None
+}
 
-    /// The other workers that get the packets of a burst, up to the first that was not recognised.
-    #[inline(always)]
-    fn other_owners(&mut self, at: Ingress<'_>, burst: &[P::Buffer], plans: &[Plan]) -> [Option<WorkerId>; BURST] {
-        let mut owners = [None; BURST];
-        let known = burst.iter().zip(plans).take_while(|(_, plan)| plan.shape.family() != 0);
-        let known = owners.iter_mut().zip(known);
-        match self.peers_for(at.arrival) {
-            Some(peers) if !peers.looks_at_queue(at.arrival.link.port()) => {
-                for (owner, (buffer, plan)) in known {
-                    *owner = match plan.shape.family() {
-                        Shape::V4 => other_owner_of::<u32, _>(peers, at, buffer, plan),
-                        _ => other_owner_of::<u128, _>(peers, at, buffer, plan),
-                    };
-                }
-            }
-            _ => known.for_each(|(owner, (buffer, plan))| *owner = self.owner(at, buffer, plan)),
-        }
-        owners
+/// The other worker that gets a packet; `None` for one of this worker, or one that was not recognised.
+#[inline(always)]
+fn owner_of_packet<P: Port>(egress: &mut Egress<P>, at: Ingress<'_>, buffer: &P::Buffer, plan: &Plan) -> Option<WorkerId> {
+    match plan.shape.family() {
+        Shape::V4 => owner_of_plain::<u32, _>(egress, at, buffer, plan),
+        Shape::V6 => owner_of_plain::<u128, _>(egress, at, buffer, plan),
+        _ => None,
     }
+}
 
-    /// Hands a recognised packet that has no flow here to the worker that owns it. Returns the packet if that is this one,
-    /// or if it takes a longer look to tell.
-    #[inline(never)]
-    pub(super) fn keep_or_hand_over(&mut self, at: Ingress<'_>, buffer: P::Buffer, plan: &Plan) -> Option<P::Buffer> {
-        let owner = if plan.flow == Candidate::NONE { self.owner(at, &buffer, plan) } else { None };
-        let Some(owner) = owner else { return Some(buffer) };
-        self.egress.hand_over(owner, HandoverTask::Decide, at.arrival, buffer, &mut self.tally);
-        None
-    }
+#[inline(always)]
+fn owner_of_plain<A: PlainFamily, P: Port>(
+    egress: &mut Egress<P>,
+    at: Ingress<'_>,
+    buffer: &P::Buffer,
+    plan: &Plan,
+) -> Option<WorkerId> {
+    let tuple = tuple_of::<A>(buffer, plan)?;
+    let owner = owner_elsewhere(egress, at, plan, &tuple)?;
+    observe_queue(egress, at.arrival, buffer, plan, &tuple);
+    Some(owner)
+}
 
-    /// The other worker that gets a packet; `None` for one of this worker, or one that was not recognised.
-    #[inline(always)]
-    fn owner(&mut self, at: Ingress<'_>, buffer: &P::Buffer, plan: &Plan) -> Option<WorkerId> {
-        match plan.shape.family() {
-            Shape::V4 => self.owner_of::<u32>(at, buffer, plan),
-            Shape::V6 => self.owner_of::<u128>(at, buffer, plan),
-            _ => None,
-        }
-    }
+/// The other worker that owns the flow of a recognised packet; `None` if this one does.
+#[inline(never)] // so that a single worker does not pay for it
+pub(super) fn owner_elsewhere<A: Address, P: Port>(
+    egress: &mut Egress<P>,
+    at: Ingress<'_>,
+    plan: &Plan,
+    tuple: &Tuple<A>,
+) -> Option<WorkerId> {
+    other_owner(peers_for(egress, at.arrival)?, at.snapshot, tuple, plan.hash)
+}
 
-    #[inline(always)]
-    fn owner_of<A: PlainFamily>(&mut self, at: Ingress<'_>, buffer: &P::Buffer, plan: &Plan) -> Option<WorkerId> {
-        let tuple = tuple_of::<A>(buffer, plan)?;
-        let owner = self.other_owner(at, plan, &tuple)?;
-        self.observe_queue(at.arrival, buffer, plan, &tuple);
-        Some(owner)
+/// Compares the queue that a packet came by with its owner, if its kind is not proven yet: for packets that are not left
+/// in the burst.
+#[inline(always)]
+pub(super) fn observe_queue<A: Address, P: Port>(
+    egress: &mut Egress<P>,
+    arrival: Arrival,
+    buffer: &P::Buffer,
+    plan: &Plan,
+    tuple: &Tuple<A>,
+) {
+    if let Some(peers) = peers_for(egress, arrival) {
+        let tag_bytes = usize::from(plan.shape.network_offset).saturating_sub(UNTAGGED);
+        observe_plain(peers, plan.link.port(), tag_bytes, buffer, tuple);
     }
+}
 
-    /// The other worker that owns the flow of a recognised packet; `None` if this one does.
-    #[inline(never)] // so that a single worker does not pay for it
-    pub(super) fn other_owner<A: Address>(&mut self, at: Ingress<'_>, plan: &Plan, tuple: &Tuple<A>) -> Option<WorkerId> {
-        other_owner(self.peers_for(at.arrival)?, at.snapshot, tuple, plan.hash)
-    }
-
-    /// Compares the queue that a packet came by with its owner, if its kind is not proven yet: for packets that are not left
-    /// in the burst.
-    #[inline(always)]
-    pub(super) fn observe_queue<A: Address>(&mut self, arrival: Arrival, buffer: &P::Buffer, plan: &Plan, tuple: &Tuple<A>) {
-        if let Some(peers) = self.peers_for(arrival) {
-            let tag_bytes = usize::from(plan.shape.network_offset).saturating_sub(UNTAGGED);
-            observe_plain(peers, plan.link.port(), tag_bytes, buffer, tuple);
-        }
-    }
-
-    /// The other workers, if packets that arrived so may be theirs.
-    #[inline(always)]
-    fn peers_for(&mut self, arrival: Arrival) -> Option<&mut Peers<P::Buffer>> {
-        self.egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port)
-    }
+/// The other workers, if packets that arrived so may be theirs.
+#[inline(always)]
+fn peers_for<P: Port>(egress: &mut Egress<P>, arrival: Arrival) -> Option<&mut Peers<P::Buffer>> {
+    egress.peers.as_mut().filter(|_| arrival.origin == Origin::Port)
 }
 
 /// Addresses, ports and protocol of a recognised packet.

@@ -38,15 +38,16 @@ use crate::flow::{BackendId, Candidate, CandidateSearch, Tick};
 use crate::forward::decide::FlowTables;
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
 use crate::snapshot::Snapshot;
+use crate::stats::WorkerCounters;
 use crate::wire::plain::head;
 use crate::wire::processor::{AnyProcessor, Avx2, Compare, LANES, SetBits, Vectorised, prefetch_at};
 use crate::wire::{Address, Buffer, Shape, TupleKey};
 use eight::ForwardPart;
-use execute::{Executor, HotTables};
+use execute::{HotTables, executor};
+use hand_over::{has_fragmented, keep_or_hand_over, keep_own, leave_fragmented, may_be_of_others};
 use hits::{Hit, Hits};
-use open::Openings;
+use open::{Openings, open_part};
 use plan::Plan;
-use plan::operation;
 use recognise::Recognition;
 use state::LastBurst;
 use turns::{PARTS_MAX, Turns};
@@ -67,217 +68,226 @@ struct Progress<'s> {
     away: [u32; PARTS_MAX],
 }
 
-impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Forwards the packets that the fast path takes; the others stay in the burst, in order.
-    ///
-    /// The stages run over the parts of the burst in turn, each some turns behind the one before ([`Turns`]): while a part is
-    /// recognised, the tags of one before are fetched and the flows of others. So a stage finds in the cache what it needs, and
-    /// requests to memory spread over the work.
-    pub(super) fn forward_known(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
-        let Ingress { snapshot, arrival } = at;
-        let port = usize::from(arrival.link.port().0);
-        let last_burst = self.fast.last_bursts.get(port).copied().unwrap_or_default();
-        let reads_routes = Cell::new(false);
-        let hits = Hits::new(snapshot, Tick::at(arrival.now_ns), self.limits.shortest(), &reads_routes);
-        let mut kept = std::mem::take(&mut self.fast.plans);
-        let plans = &mut *kept;
-        let mut progress = Progress {
-            recognition: Recognition::new(snapshot, arrival.link),
-            unrecognised: UnrecognisedAddresses::none(),
-            openings: Openings::new(at, self.egress.peers.is_some()),
-            left: 0,
-            away: [0; PARTS_MAX],
-        };
-        let received = burst.len();
-        let are_own = last_burst.has_others && self.may_be_of_others(arrival);
-        if are_own {
-            self.keep_own(at, last_burst, &mut progress.recognition, burst, plans);
-        }
-        let turns = Turns::new(burst.len(), snapshot.backends.are_many());
-        for turn in 0..turns.count() {
-            if let Some(number) = turns.recognised(turn) {
-                if are_own {
-                    prefetch_tags(&self.tables, &plans[turns.part(number)]);
-                } else {
-                    prefetch_ahead(last_burst, turns, number, burst);
-                    let range = turns.part(number);
-                    self.recognise_part(arrival, &mut progress, &burst[range.clone()], &mut plans[range]);
-                }
-            }
-            if let Some(number) = turns.located(turn) {
-                let plans = &mut plans[turns.part(number)];
-                let families = progress.recognition.families;
-                progress.away[number] = locate(self.fast.avx2, &self.tables, families, last_burst.reads_routes, plans);
-                if O::METERS {
-                    prefetch_meters(&self.tables, plans);
-                }
-            }
-            if let Some(number) = turns.located_away(turn).filter(|number| progress.away[*number] != 0) {
-                locate_away(&self.tables, &mut plans[turns.part(number)], progress.away[number]);
-            }
-            if let Some(number) = turns.with_backends(turn) {
-                self.prefetch_backends(snapshot, &plans[turns.part(number)]);
-            }
-            if let Some(number) = turns.forwarded(turn) {
-                let range = turns.part(number);
-                self.forward_part(snapshot, &hits, &mut progress, &mut burst[range.clone()], &mut plans[range]);
-            }
-        }
-        // The first packet of each part tells what the next burst should prefetch.
-        let (mut kinds, mut operations) = (0, 0);
-        for Plan { shape, .. } in (0..turns.parts()).filter_map(|number| plans.get(turns.part(number).start)) {
-            kinds |= shape.kind;
-            operations |= shape.operations;
-        }
-        let plans = &plans[..burst.len()];
-        let handed_over = received - burst.len() + self.send_known(at, are_own, burst, plans);
-        // They were counted as packets of known flows.
-        let opened = progress.openings.opened();
-        self.tally.hits -= opened;
-        self.tally.misses += opened;
-        if let Some(last_burst) = self.fast.last_bursts.get_mut(port) {
-            let has_others = match arrival.origin {
-                Origin::Port => handed_over * OTHERS_PART >= received,
-                Origin::OwnerUnknown | Origin::Begun | Origin::Owned => last_burst.has_others,
-            };
-            *last_burst = LastBurst { kinds, operations, reads_routes: reads_routes.get(), has_others };
-        }
-        self.fast.plans = kept;
+/// Forwards the packets that the fast path takes; the others stay in the burst, in order.
+///
+/// The stages run over the parts of the burst in turn, each some turns behind the one before ([`Turns`]): while a part is
+/// recognised, the tags of one before are fetched and the flows of others. So a stage finds in the cache what it needs, and
+/// requests to memory spread over the work.
+pub(super) fn forward_known<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    at: Ingress<'_>,
+    burst: &mut Burst<P::Buffer>,
+) {
+    let Ingress { snapshot, arrival } = at;
+    let port = usize::from(arrival.link.port().0);
+    let last_burst = engine.fast.last_bursts.get(port).copied().unwrap_or_default();
+    let reads_routes = Cell::new(false);
+    let hits = Hits::new(snapshot, Tick::at(arrival.now_ns), engine.flows.limits.shortest(), &reads_routes);
+    let mut kept = std::mem::take(&mut engine.fast.plans);
+    let plans = &mut *kept;
+    let mut progress = Progress {
+        recognition: Recognition::new(snapshot, arrival.link),
+        unrecognised: UnrecognisedAddresses::none(),
+        openings: Openings::new(at, engine.output.egress.peers.is_some()),
+        left: 0,
+        away: [0; PARTS_MAX],
+    };
+    let received = burst.len();
+    let are_own = last_burst.has_others && may_be_of_others(&mut engine.output.egress, arrival);
+    if are_own {
+        keep_own(engine, at, last_burst, &mut progress.recognition, burst, plans);
     }
-
-    /// Recognises a part, and leaves the packets that must not overtake others.
-    #[inline(always)]
-    fn recognise_part(&mut self, arrival: Arrival, progress: &mut Progress<'_>, part: &[P::Buffer], plans: &mut [Plan]) {
-        progress.recognition.part(self.fast.avx2, &self.tables, part, plans);
-        if progress.recognition.any_unrecognised {
-            progress.unrecognised.hold_back(part, plans);
-        }
-        if self.has_fragmented(arrival) {
-            self.leave_fragmented(plans, arrival.now_ns);
-        }
-    }
-
-    /// Plans and writes the packets of a part that have live flows, then those that open connections.
-    #[inline(always)]
-    fn forward_part<'s>(
-        &mut self,
-        snapshot: &'s Snapshot,
-        hits: &Hits<'s>,
-        progress: &mut Progress<'s>,
-        part: &mut [P::Buffer],
-        plans: &mut [Plan],
-    ) {
-        let (avx2, left) = (self.fast.avx2, &mut progress.left);
-        let work = ForwardPart { hits, executor: self.executor(snapshot), left, part, plans };
-        let unplanned = match avx2 {
-            Some(avx2) => avx2.run(work),
-            None => work.one_by_one(),
-        };
-        if unplanned.of_other_flows != 0 {
-            self.forward_by_search(snapshot, hits, left, unplanned.of_other_flows, part, plans);
-        }
-        if unplanned.opening != 0 {
-            self.open_part(&mut progress.openings, left, unplanned.opening, part, plans);
-        }
-    }
-
-    /// Forwards packets of which a tag of the index looked like that of another flow.
-    #[cold]
-    #[inline(never)]
-    fn forward_by_search<'s>(
-        &mut self,
-        snapshot: &'s Snapshot,
-        hits: &Hits<'s>,
-        left: &mut u64,
-        positions: u32,
-        part: &mut [P::Buffer],
-        plans: &mut [Plan],
-    ) {
-        for position in SetBits(positions) {
-            let (buffer, plan) = (&mut part[position], &mut plans[position]);
-            let (frame, offset, protocol) = (buffer.bytes(), plan.shape.network_offset.into(), plan.shape.protocol());
-            let found = match plan.shape.family() {
-                Shape::V4 => head::tuple_at::<u32>(frame, offset, protocol)
-                    .and_then(|tuple| self.tables.v4.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
-                _ => head::tuple_at::<u128>(frame, offset, protocol)
-                    .and_then(|tuple| self.tables.v6.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
-            };
-            let hit = match found.filter(|_| *left & plan.flow_bit() == 0) {
-                None => Hit::Stays,
-                Some(found) => {
-                    plan.flow = found;
-                    match plan.shape.family() {
-                        Shape::V4 => self.executor(snapshot).forward::<u32, _>(hits, buffer, plan),
-                        _ => self.executor(snapshot).forward::<u128, _>(hits, buffer, plan),
-                    }
-                }
-            };
-            *left |= if matches!(hit, Hit::Planned(_)) { 0 } else { plan.flow_bit() };
-        }
-    }
-
-    #[inline(always)]
-    fn executor<'e>(&'e mut self, snapshot: &'e Snapshot) -> Executor<'e, O> {
-        Executor {
-            snapshot,
-            tables: HotTables::of(&mut self.tables, O::METERS),
-            counters: self.counters.all_slots(),
-            identifications: &mut self.identifications,
-            observer: &mut self.observer,
-        }
-    }
-
-    /// Prefetches what is known of the backends of the probable flows, and their counters.
-    #[inline(never)]
-    fn prefetch_backends(&mut self, snapshot: &Snapshot, plans: &[Plan]) {
-        let (exits, counters) = (snapshot.backends.exits(), self.counters.all_slots());
-        let tables = HotTables::of(&mut self.tables, false);
-        for plan in plans {
-            let (index, _) = plan.flow.entry();
-            let backend = match plan.shape.family() {
-                Shape::V4 => tables.v4.flows.get(index).map(|flow| flow.backend()),
-                _ => tables.v6.flows.get(index).map(|flow| flow.backend()),
-            };
-            if let Some(backend) = backend {
-                prefetch_at(counters, BackendId::counter_slot(backend).index());
-                exits.prefetch(backend);
-            }
-        }
-    }
-
-    /// Sends what was written, hands over what other workers own, and keeps the rest in the burst. Returns the number of
-    /// packets that were handed over. `are_own`: no packet is of another worker.
-    fn send_known(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan]) -> usize {
-        match plans.first().filter(|first| first.is_planned() && leave_alike(plans, first.shape.port)) {
-            Some(first) => {
-                self.tally.hits += burst.len() as u64;
-                self.egress.send_burst(PortIndex(first.shape.port), burst, &mut self.tally);
-                0
-            }
-            None => self.send_some(at, are_own, burst, plans),
-        }
-    }
-
-    #[inline(never)]
-    fn send_some(&mut self, at: Ingress<'_>, are_own: bool, burst: &mut Burst<P::Buffer>, plans: &[Plan]) -> usize {
-        let mut may_hand_over = self.egress.peers.is_some() && !are_own;
-        let (mut rest, mut sent, all) = (Burst::new(), 0, burst.len());
-        for (buffer, plan) in burst.drain(..).zip(plans) {
-            // Later packets must not overtake one whose flow is not known yet.
-            may_hand_over &= plan.is_planned() || plan.shape.family() != 0;
-            if plan.is_planned() {
-                sent += 1;
-                self.egress.send(PortIndex(plan.shape.port), buffer, &mut self.tally);
-            } else if may_hand_over {
-                rest.extend(self.keep_or_hand_over(at, buffer, plan));
+    let turns = Turns::new(burst.len(), snapshot.backends.are_many());
+    for turn in 0..turns.count() {
+        if let Some(number) = turns.recognised(turn) {
+            if are_own {
+                prefetch_tags(&engine.flows.tables, &plans[turns.part(number)]);
             } else {
-                rest.push(buffer);
+                prefetch_ahead(last_burst, turns, number, burst);
+                let range = turns.part(number);
+                recognise_part(engine, arrival, &mut progress, &burst[range.clone()], &mut plans[range]);
             }
         }
-        self.tally.hits += sent as u64;
-        *burst = rest;
-        all - sent - burst.len()
+        if let Some(number) = turns.located(turn) {
+            let plans = &mut plans[turns.part(number)];
+            let families = progress.recognition.families;
+            progress.away[number] = locate(engine.fast.avx2, &engine.flows.tables, families, last_burst.reads_routes, plans);
+            if O::METERS {
+                prefetch_meters(&engine.flows.tables, plans);
+            }
+        }
+        if let Some(number) = turns.located_away(turn).filter(|number| progress.away[*number] != 0) {
+            locate_away(&engine.flows.tables, &mut plans[turns.part(number)], progress.away[number]);
+        }
+        if let Some(number) = turns.with_backends(turn) {
+            prefetch_backends(&mut engine.flows.tables, &engine.output.counters, snapshot, &plans[turns.part(number)]);
+        }
+        if let Some(number) = turns.forwarded(turn) {
+            let range = turns.part(number);
+            forward_part(engine, snapshot, &hits, &mut progress, &mut burst[range.clone()], &mut plans[range]);
+        }
     }
+    // The first packet of each part tells what the next burst should prefetch.
+    let (mut kinds, mut operations) = (0, 0);
+    for Plan { shape, .. } in (0..turns.parts()).filter_map(|number| plans.get(turns.part(number).start)) {
+        kinds |= shape.kind;
+        operations |= shape.operations;
+    }
+    let plans = &plans[..burst.len()];
+    let handed_over = received - burst.len() + send_known(engine, at, are_own, burst, plans);
+    // They were counted as packets of known flows.
+    let opened = progress.openings.opened();
+    engine.output.tally.hits -= opened;
+    engine.output.tally.misses += opened;
+    if let Some(last_burst) = engine.fast.last_bursts.get_mut(port) {
+        let has_others = match arrival.origin {
+            Origin::Port => handed_over * OTHERS_PART >= received,
+            Origin::OwnerUnknown | Origin::Begun | Origin::Owned => last_burst.has_others,
+        };
+        *last_burst = LastBurst { kinds, operations, reads_routes: reads_routes.get(), has_others };
+    }
+    engine.fast.plans = kept;
+}
+
+/// Recognises a part, and leaves the packets that must not overtake others.
+#[inline(always)]
+fn recognise_part<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    arrival: Arrival,
+    progress: &mut Progress<'_>,
+    part: &[P::Buffer],
+    plans: &mut [Plan],
+) {
+    progress.recognition.part(engine.fast.avx2, &engine.flows.tables, part, plans);
+    if progress.recognition.any_unrecognised {
+        progress.unrecognised.hold_back(part, plans);
+    }
+    if has_fragmented(&mut engine.output.egress, arrival) {
+        leave_fragmented(&mut engine.output.egress, plans, arrival.now_ns);
+    }
+}
+
+/// Plans and writes the packets of a part that have live flows, then those that open connections.
+#[inline(always)]
+fn forward_part<'s, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    snapshot: &'s Snapshot,
+    hits: &Hits<'s>,
+    progress: &mut Progress<'s>,
+    part: &mut [P::Buffer],
+    plans: &mut [Plan],
+) {
+    let (avx2, left) = (engine.fast.avx2, &mut progress.left);
+    let work = ForwardPart { hits, executor: executor(engine, snapshot), left, part, plans };
+    let unplanned = match avx2 {
+        Some(avx2) => avx2.run(work),
+        None => work.one_by_one(),
+    };
+    if unplanned.of_other_flows != 0 {
+        forward_by_search(engine, snapshot, hits, left, unplanned.of_other_flows, part, plans);
+    }
+    if unplanned.opening != 0 {
+        open_part(engine, &mut progress.openings, left, unplanned.opening, part, plans);
+    }
+}
+
+/// Forwards packets of which a tag of the index looked like that of another flow.
+#[cold]
+#[inline(never)]
+fn forward_by_search<'s, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    snapshot: &'s Snapshot,
+    hits: &Hits<'s>,
+    left: &mut u64,
+    positions: u32,
+    part: &mut [P::Buffer],
+    plans: &mut [Plan],
+) {
+    for position in SetBits(positions) {
+        let (buffer, plan) = (&mut part[position], &mut plans[position]);
+        let (frame, offset, protocol) = (buffer.bytes(), plan.shape.network_offset.into(), plan.shape.protocol());
+        let found = match plan.shape.family() {
+            Shape::V4 => head::tuple_at::<u32>(frame, offset, protocol)
+                .and_then(|tuple| engine.flows.tables.v4.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
+            _ => head::tuple_at::<u128>(frame, offset, protocol)
+                .and_then(|tuple| engine.flows.tables.v6.search_key(plan.hash, &TupleKey::of(&tuple), protocol)),
+        };
+        let hit = match found.filter(|_| *left & plan.flow_bit() == 0) {
+            None => Hit::Stays,
+            Some(found) => {
+                plan.flow = found;
+                match plan.shape.family() {
+                    Shape::V4 => executor(engine, snapshot).forward::<u32, _>(hits, buffer, plan),
+                    _ => executor(engine, snapshot).forward::<u128, _>(hits, buffer, plan),
+                }
+            }
+        };
+        *left |= if matches!(hit, Hit::Planned(_)) { 0 } else { plan.flow_bit() };
+    }
+}
+
+/// Prefetches what is known of the backends of the probable flows, and their counters.
+#[inline(never)]
+fn prefetch_backends(tables: &mut FlowTables, counters: &WorkerCounters, snapshot: &Snapshot, plans: &[Plan]) {
+    let (exits, counters) = (snapshot.backends.exits(), counters.all_slots());
+    let tables = HotTables::of(tables, false);
+    for plan in plans {
+        let (index, _) = plan.flow.entry();
+        let backend = match plan.shape.family() {
+            Shape::V4 => tables.v4.flows.get(index).map(|flow| flow.backend()),
+            _ => tables.v6.flows.get(index).map(|flow| flow.backend()),
+        };
+        if let Some(backend) = backend {
+            prefetch_at(counters, BackendId::counter_slot(backend).index());
+            exits.prefetch(backend);
+        }
+    }
+}
+
+/// Sends what was written, hands over what other workers own, and keeps the rest in the burst. Returns the number of
+/// packets that were handed over. `are_own`: no packet is of another worker.
+fn send_known<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    at: Ingress<'_>,
+    are_own: bool,
+    burst: &mut Burst<P::Buffer>,
+    plans: &[Plan],
+) -> usize {
+    match plans.first().filter(|first| first.is_planned() && leave_alike(plans, first.shape.port)) {
+        Some(first) => {
+            engine.output.tally.hits += burst.len() as u64;
+            engine.output.egress.send_burst(PortIndex(first.shape.port), burst, &mut engine.output.tally);
+            0
+        }
+        None => send_some(engine, at, are_own, burst, plans),
+    }
+}
+
+#[inline(never)]
+fn send_some<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    at: Ingress<'_>,
+    are_own: bool,
+    burst: &mut Burst<P::Buffer>,
+    plans: &[Plan],
+) -> usize {
+    let mut may_hand_over = engine.output.egress.peers.is_some() && !are_own;
+    let (mut rest, mut sent, all) = (Burst::new(), 0, burst.len());
+    for (buffer, plan) in burst.drain(..).zip(plans) {
+        // Later packets must not overtake one whose flow is not known yet.
+        may_hand_over &= plan.is_planned() || plan.shape.family() != 0;
+        if plan.is_planned() {
+            sent += 1;
+            engine.output.egress.send(PortIndex(plan.shape.port), buffer, &mut engine.output.tally);
+        } else if may_hand_over {
+            rest.extend(keep_or_hand_over(engine, at, buffer, plan));
+        } else {
+            rest.push(buffer);
+        }
+    }
+    engine.output.tally.hits += sent as u64;
+    *burst = rest;
+    all - sent - burst.len()
 }
 
 /// Whether all packets leave by a port. Without an early end, which would take a branch for each packet.
@@ -293,26 +303,10 @@ fn leave_alike(plans: &[Plan], port: u8) -> bool {
 #[inline(always)]
 fn prefetch_ahead<B: Buffer>(last_burst: LastBurst, turns: Turns, number: usize, burst: &[B]) {
     if number == 0 {
-        prefetch_frames(&burst[turns.part(number)], last_burst);
+        last_burst.prefetch(&burst[turns.part(number)]);
     }
-    prefetch_frames(&burst[turns.part(number + 1)], last_burst);
+    last_burst.prefetch(&burst[turns.part(number + 1)]);
 }
-
-/// Prefetches the first cache line of each frame, which a network card or another worker wrote.
-#[inline(always)]
-fn prefetch_frames<B: Buffer>(burst: &[B], last_burst: LastBurst) {
-    burst.iter().for_each(|buffer| buffer.prefetch(0));
-    if last_burst.kinds & Shape::V6 != 0 {
-        burst.iter().for_each(|buffer| buffer.prefetch(END_V6));
-    }
-    if last_burst.operations & operation::ENCAPSULATE != 0 {
-        burst.iter().for_each(|buffer| buffer.prefetch(-1));
-    }
-}
-
-/// The last byte of an untagged frame that the fast path reads of IPv6.
-#[allow(clippy::cast_possible_wrap)] // far below 2^31
-const END_V6: isize = (head::UNTAGGED + size_of::<head::HeadV6>() - 1) as isize;
 
 /// Packets whose probable flows are found and prefetched.
 struct Locate<'a> {

@@ -17,13 +17,14 @@ pub(super) mod backends;
 
 use arrayvec::ArrayVec;
 
-use super::execute::ExecutedFamily;
+use super::execute::{ExecutedFamily, executor};
+use super::hand_over::{observe_queue, owner_elsewhere};
 use super::plan::{Plan, operation};
 use super::turns::PART_MAX;
 use crate::flow::{
     BackendId, BegunFlow, FLOWS_FACTOR, FlowMode, IndexSlot, PoolId, SnatAddress, SnatLease, SnatTarget, Tick, may_grow,
 };
-use crate::forward::decide::{first_snat_address, may_lease, unresolved_client};
+use crate::forward::decide::{WorkerFlows, first_snat_address, may_lease, unresolved_client};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
 use crate::forward::sort::Ingress;
@@ -232,216 +233,214 @@ impl<'s, A: Address> Opening<'s, A> {
     }
 }
 
-impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Opens the connections of packets at positions of a part, and writes these. The others are left.
-    #[inline(never)]
-    pub(super) fn open_part<'s>(
-        &mut self,
-        openings: &mut Openings<'s>,
-        left: &mut u64,
-        positions: u32,
-        part: &mut [P::Buffer],
-        plans: &mut [Plan],
-    ) {
-        let Openings { at, has_peers, v4, v6, opened } = openings;
-        let is_v4 = |position: &usize| plans[*position].shape.family() == Shape::V4;
-        let of_v4 = SetBits(positions).filter(is_v4).fold(0, |all, position| all | 1_u32 << position);
-        if of_v4 != 0 {
-            let opening = v4.get_or_insert_with(|| Opening::new(*at, *has_peers));
-            *opened += self.open_family::<u32>(opening, left, of_v4, part, plans);
-        }
-        if of_v4 != positions {
-            let opening = v6.get_or_insert_with(|| Opening::new(*at, *has_peers));
-            *opened += self.open_family::<u128>(opening, left, positions & !of_v4, part, plans);
-        }
+/// Opens the connections of packets at positions of a part, and writes these. The others are left.
+#[inline(never)]
+pub(super) fn open_part<'s, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    openings: &mut Openings<'s>,
+    left: &mut u64,
+    positions: u32,
+    part: &mut [P::Buffer],
+    plans: &mut [Plan],
+) {
+    let Openings { at, has_peers, v4, v6, opened } = openings;
+    let is_v4 = |position: &usize| plans[*position].shape.family() == Shape::V4;
+    let of_v4 = SetBits(positions).filter(is_v4).fold(0, |all, position| all | 1_u32 << position);
+    if of_v4 != 0 {
+        let opening = v4.get_or_insert_with(|| Opening::new(*at, *has_peers));
+        *opened += open_family::<u32, _, _>(engine, opening, left, of_v4, part, plans);
     }
+    if of_v4 != positions {
+        let opening = v6.get_or_insert_with(|| Opening::new(*at, *has_peers));
+        *opened += open_family::<u128, _, _>(engine, opening, left, positions & !of_v4, part, plans);
+    }
+}
 
-    /// The same for the packets of one family.
-    #[inline(never)]
-    fn open_family<'s, A: ExecutedFamily>(
-        &mut self,
-        opening: &mut Opening<'s, A>,
-        left: &mut u64,
-        positions: u32,
-        part: &mut [P::Buffer],
-        plans: &mut [Plan],
-    ) -> u64 {
-        let room = self.max_flows.saturating_sub(self.tables.v4.len() + self.tables.v6.len());
-        // Packets that met here may be of others, and those that begin anew here are.
-        let is_left = matches!(opening.at.arrival.origin, Origin::OwnerUnknown | Origin::Begun);
-        let room = if is_left { 0 } else { room };
-        // Half as much again as binds: the packets of this part may use it up.
-        let is_scarce = opening.at.snapshot.has_many_services() && room < (self.max_flows / 16 * 3).saturating_add(PARTS_ROOM);
-        opening.scarce_room = is_scarce.then_some(room);
-        let room = room as usize;
-        let mut chosen: ArrayVec<Chosen<'_, A>, PART_MAX> = ArrayVec::new();
-        for position in SetBits(positions) {
-            let (plan, buffer) = (&plans[position], &part[position]);
-            let may_open = chosen.len() < room && opening.is_first(plan.hash, *left);
-            if may_open && self.choose::<A>(position, plan, buffer, opening, &mut chosen).is_some() {
-                opening.take(plan.hash);
-            } else {
-                *left |= plan.flow_bit();
-            }
+/// The same for the packets of one family.
+#[inline(never)]
+fn open_family<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    opening: &mut Opening<'s, A>,
+    left: &mut u64,
+    positions: u32,
+    part: &mut [P::Buffer],
+    plans: &mut [Plan],
+) -> u64 {
+    let room = engine.flows.room();
+    // Packets that met here may be of others, and those that begin anew here are.
+    let is_left = matches!(opening.at.arrival.origin, Origin::OwnerUnknown | Origin::Begun);
+    let room = if is_left { 0 } else { room };
+    // Half as much again as binds: the packets of this part may use it up.
+    let is_scarce =
+        opening.at.snapshot.has_many_services() && room < (engine.flows.max_flows / 16 * 3).saturating_add(PARTS_ROOM);
+    opening.scarce_room = is_scarce.then_some(room);
+    let room = room as usize;
+    let mut chosen: ArrayVec<Chosen<'_, A>, PART_MAX> = ArrayVec::new();
+    for position in SetBits(positions) {
+        let (plan, buffer) = (&plans[position], &part[position]);
+        let may_open = chosen.len() < room && opening.is_first(plan.hash, *left);
+        if may_open && choose::<A, _, _>(engine, position, plan, buffer, opening, &mut chosen).is_some() {
+            opening.take(plan.hash);
+        } else {
+            *left |= plan.flow_bit();
         }
-        let mut opens: ArrayVec<Opens<'_, A::Key>, PART_MAX> = ArrayVec::new();
-        for one in &chosen {
-            let (plan, buffer) = (&plans[one.position], &part[one.position]);
-            if self.take_port::<A>(one, plan, buffer, opening, &mut opens).is_none() {
-                *left |= plan.flow_bit();
-            }
-        }
-        let table = A::table(&self.tables);
-        for open in &mut opens {
-            open.rooms = [plans[open.position].hash, open.reply_hash].map(|hash| table.room_for(hash));
-        }
-        let (snapshot, mut opened) = (opening.at.snapshot, 0);
-        for open in &opens {
-            let (buffer, plan) = (&mut part[open.position], &mut plans[open.position]);
-            if self.begin::<A>(opening.now, open, buffer, plan).is_none() {
-                *left |= plan.flow_bit();
-            } else if self.executor(snapshot).one::<A, _>(buffer, plan, open.exit).is_some() {
-                opened += 1;
-            } else {
-                plan.shape.port = Shape::STAYS;
-                *left |= plan.flow_bit();
-            }
-        }
-        opened
     }
+    let mut opens: ArrayVec<Opens<'_, A::Key>, PART_MAX> = ArrayVec::new();
+    for one in &chosen {
+        let (plan, buffer) = (&plans[one.position], &part[one.position]);
+        if take_port::<A, _, _>(engine, one, plan, buffer, opening, &mut opens).is_none() {
+            *left |= plan.flow_bit();
+        }
+    }
+    let table = A::table(&engine.flows.tables);
+    for open in &mut opens {
+        open.rooms = [plans[open.position].hash, open.reply_hash].map(|hash| table.room_for(hash));
+    }
+    let (snapshot, mut opened) = (opening.at.snapshot, 0);
+    for open in &opens {
+        let (buffer, plan) = (&mut part[open.position], &mut plans[open.position]);
+        if begin::<A, _, _>(engine, opening.now, open, buffer, plan).is_none() {
+            *left |= plan.flow_bit();
+        } else if executor(engine, snapshot).one::<A, _>(buffer, plan, open.exit).is_some() {
+            opened += 1;
+        } else {
+            plan.shape.port = Shape::STAYS;
+            *left |= plan.flow_bit();
+        }
+    }
+    opened
+}
 
-    /// Chooses backend and SNAT pool for one packet, and adds it to those that may open connections. `None`: it is left.
-    #[inline(always)]
-    fn choose<'s, A: ExecutedFamily>(
-        &mut self,
-        position: usize,
-        plan: &Plan,
-        buffer: &P::Buffer,
-        opening: &mut Opening<'s, A>,
-        chosen: &mut ArrayVec<Chosen<'s, A>, PART_MAX>,
-    ) -> Option<()> {
-        let tuple = tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP)?;
-        let at = opening.at;
-        let snapshot = at.snapshot;
-        let client = opening.client(tuple.source)?;
-        if opening.may_be_of_others && self.other_owner(at, plan, &tuple).is_some() {
-            return None;
-        }
-        let arrival_mtu = opening.mtu(plan.link);
-        let of = opening.frontend(&tuple)?;
-        if of.has_source_ranges && !of.frontend.allows(tuple.source) {
-            return None;
-        }
-        let (frontend, number) = (of.frontend, of.number);
-        let id = frontend.hashed_backend(&tuple)?;
-        let backend = self.fast.backends.get::<A>(snapshot, id)?;
-        let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, plan.hash))?;
-        if plan.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
-            return None;
-        }
-        let addresses = of.snat(snapshot, exit.link);
-        if let Some(room) = opening.scarce_room {
-            // As if all that were chosen before were flows of this service.
-            let before = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
-            let held = self.counters.flows_of_service(frontend.number).saturating_add(before);
-            if !may_grow(held, room.saturating_sub(before), FLOWS_FACTOR) {
-                return None;
-            }
-        }
-        let first = first_snat_address(plan.hash, addresses.len());
-        let &SnatAddress { address, index } = addresses.get(first)?;
-        let pool = PoolId::new(backend.target, index);
-        self.ports.prefetch_oldest(pool);
-        let towards =
-            SnatTarget { slot: backend.target, address: backend.address(), port: backend.port, protocol: protocol::TCP };
-        let (backend, service) = (id.packed_with(number), frontend.number);
-        let one = Chosen { position, exit, backend, service, towards, addresses, first, address, pool, client };
-        chosen.try_push(one).ok()
+/// Chooses backend and SNAT pool for one packet, and adds it to those that may open connections. `None`: it is left.
+#[inline(always)]
+fn choose<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    position: usize,
+    plan: &Plan,
+    buffer: &P::Buffer,
+    opening: &mut Opening<'s, A>,
+    chosen: &mut ArrayVec<Chosen<'s, A>, PART_MAX>,
+) -> Option<()> {
+    let tuple = tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP)?;
+    let at = opening.at;
+    let snapshot = at.snapshot;
+    let client = opening.client(tuple.source)?;
+    if opening.may_be_of_others && owner_elsewhere(&mut engine.output.egress, at, plan, &tuple).is_some() {
+        return None;
     }
+    let arrival_mtu = opening.mtu(plan.link);
+    let of = opening.frontend(&tuple)?;
+    if of.has_source_ranges && !of.frontend.allows(tuple.source) {
+        return None;
+    }
+    let (frontend, number) = (of.frontend, of.number);
+    let id = frontend.hashed_backend(&tuple)?;
+    let backend = engine.fast.backends.get::<A>(snapshot, id)?;
+    let exit = snapshot.routes().exit(snapshot.routes().slot_of(backend.next_hop, plan.hash))?;
+    if plan.shape.packet_len > exit.mtu || arrival_mtu != exit.mtu {
+        return None;
+    }
+    let addresses = of.snat(snapshot, exit.link);
+    if let Some(room) = opening.scarce_room {
+        // As if all that were chosen before were flows of this service.
+        let before = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
+        let held = engine.output.counters.flows_of_service(frontend.number).saturating_add(before);
+        if !may_grow(held, room.saturating_sub(before), FLOWS_FACTOR) {
+            return None;
+        }
+    }
+    let first = first_snat_address(plan.hash, addresses.len());
+    let &SnatAddress { address, index } = addresses.get(first)?;
+    let pool = PoolId::new(backend.target, index);
+    engine.flows.ports.prefetch_oldest(pool);
+    let towards = SnatTarget { slot: backend.target, address: backend.address(), port: backend.port, protocol: protocol::TCP };
+    let (backend, service) = (id.packed_with(number), frontend.number);
+    let one = Chosen { position, exit, backend, service, towards, addresses, first, address, pool, client };
+    chosen.try_push(one).ok()
+}
 
-    /// Takes a SNAT port for one packet and adds it to those that open connections. `None`: it is left.
-    #[inline(always)]
-    fn take_port<'s, A: ExecutedFamily>(
-        &mut self,
-        one: &Chosen<'s, A>,
-        plan: &Plan,
-        buffer: &P::Buffer,
-        opening: &Opening<'s, A>,
-        opens: &mut ArrayVec<Opens<'s, A::Key>, PART_MAX>,
-    ) -> Option<()> {
-        let &Chosen { position, exit, backend, service, towards, addresses, first, address, pool, client } = one;
-        let (snapshot, now) = (opening.at.snapshot, opening.now);
-        let tuple = || tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP);
-        if self.ports.is_shared(pool) {
-            let table = A::split(&mut self.tables).0;
-            if !may_lease(table, &self.ports, tuple()?.source, towards.slot, addresses) {
-                return None;
-            }
-        }
-        let port = self.ports.take_rested(pool, now).or_else(|| self.ports.take_unused(pool, &towards, address));
-        let lease = match port {
-            Some(port) => SnatLease { address, port, pool },
-            None => self.ports.allocate_rested(towards, addresses, first, now)?,
-        };
-        if client == Client::Elsewhere
-            && let Some(tuple) = tuple()
-            && let Some(neighbour) = unresolved_client(snapshot, snapshot.route(tuple.source), &tuple)
-        {
-            self.neighbours.ask(neighbour);
-        }
-        let reply = A::Key::of(&Tuple {
-            source: towards.address,
-            destination: lease.address,
-            source_port: towards.port,
-            destination_port: lease.port,
-            protocol: protocol::TCP,
-        });
-        let table = A::split(&mut self.tables).0;
-        let reply_hash = table.hash_key(&reply, protocol::TCP);
-        if table.is_replicated() && table.port_use(reply_hash, &reply, protocol::TCP).is_some() {
-            // A shadow flow has the port, or had it a moment ago: the slow path tries others.
-            self.ports.release(lease.pool, lease.port, now);
+/// Takes a SNAT port for one packet and adds it to those that open connections. `None`: it is left.
+#[inline(always)]
+fn take_port<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    one: &Chosen<'s, A>,
+    plan: &Plan,
+    buffer: &P::Buffer,
+    opening: &Opening<'s, A>,
+    opens: &mut ArrayVec<Opens<'s, A::Key>, PART_MAX>,
+) -> Option<()> {
+    let &Chosen { position, exit, backend, service, towards, addresses, first, address, pool, client } = one;
+    let (snapshot, now) = (opening.at.snapshot, opening.now);
+    let tuple = || tuple_at::<A>(buffer.bytes(), plan.shape.network_offset.into(), protocol::TCP);
+    if engine.flows.ports.is_shared(pool) {
+        let WorkerFlows { tables, ports, .. } = &mut engine.flows;
+        if !may_lease(A::split(tables).0, ports, tuple()?.source, towards.slot, addresses) {
             return None;
         }
-        table.prefetch(reply_hash);
-        if opening.may_be_of_others
-            && let Some(tuple) = tuple()
-        {
-            self.observe_queue(opening.at.arrival, buffer, plan, &tuple);
-        }
-        let rooms = [IndexSlot::NONE; 2];
-        opens.try_push(Opens { position, exit, backend, service, reply, reply_hash, pool: lease.pool, rooms }).ok()
     }
+    let port = engine.flows.ports.take_rested(pool, now).or_else(|| engine.flows.ports.take_unused(pool, &towards, address));
+    let lease = match port {
+        Some(port) => SnatLease { address, port, pool },
+        None => engine.flows.ports.allocate_rested(towards, addresses, first, now)?,
+    };
+    if client == Client::Elsewhere
+        && let Some(tuple) = tuple()
+        && let Some(neighbour) = unresolved_client(snapshot, snapshot.route(tuple.source), &tuple)
+    {
+        engine.neighbours.ask(neighbour);
+    }
+    let reply = A::Key::of(&Tuple {
+        source: towards.address,
+        destination: lease.address,
+        source_port: towards.port,
+        destination_port: lease.port,
+        protocol: protocol::TCP,
+    });
+    let table = engine.flows.table::<A>();
+    let reply_hash = table.hash_key(&reply, protocol::TCP);
+    if table.is_replicated() && table.port_use(reply_hash, &reply, protocol::TCP).is_some() {
+        // A shadow flow has the port, or had it a moment ago: the slow path tries others.
+        engine.flows.ports.release(lease.pool, lease.port, now);
+        return None;
+    }
+    table.prefetch(reply_hash);
+    if opening.may_be_of_others
+        && let Some(tuple) = tuple()
+    {
+        observe_queue(&mut engine.output.egress, opening.at.arrival, buffer, plan, &tuple);
+    }
+    let rooms = [IndexSlot::NONE; 2];
+    opens.try_push(Opens { position, exit, backend, service, reply, reply_hash, pool: lease.pool, rooms }).ok()
+}
 
-    /// Creates a flow and plans its first packet. `None`: it is left.
-    #[inline(always)]
-    fn begin<'s, A: ExecutedFamily>(
-        &mut self,
-        now: Tick,
-        open: &Opens<'s, A::Key>,
-        buffer: &P::Buffer,
-        plan: &mut Plan,
-    ) -> Option<()> {
-        let head = A::Head::of(buffer.bytes(), plan.shape.network_offset.into())?;
-        let from = A::key(head);
-        let flow = BegunFlow {
-            keys: [&from, &open.reply],
-            hashes: [plan.hash, open.reply_hash],
-            rooms: open.rooms,
-            backend: open.backend,
-            pool: open.pool,
-            initial_sequence: A::sequence(head),
-        };
-        let Ok(candidate) = A::split(&mut self.tables).0.begin(&flow, now) else {
-            // The index has no room: the slow path says so.
-            let port = open.reply.tuple(protocol::TCP).destination_port;
-            self.ports.release(open.pool, port, now);
-            return None;
-        };
-        plan.flow = candidate;
-        plan.leaves(open.exit, operation::HOP | operation::TRANSLATE);
-        self.tally.new_flows += 1;
-        self.counters.flow_began(BackendId::counter_slot(open.backend), open.service);
-        Some(())
-    }
+/// Creates a flow and plans its first packet. `None`: it is left.
+#[inline(always)]
+fn begin<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    now: Tick,
+    open: &Opens<'s, A::Key>,
+    buffer: &P::Buffer,
+    plan: &mut Plan,
+) -> Option<()> {
+    let head = A::Head::of(buffer.bytes(), plan.shape.network_offset.into())?;
+    let from = A::key(head);
+    let flow = BegunFlow {
+        keys: [&from, &open.reply],
+        hashes: [plan.hash, open.reply_hash],
+        rooms: open.rooms,
+        backend: open.backend,
+        pool: open.pool,
+        initial_sequence: A::sequence(head),
+    };
+    let Ok(candidate) = engine.flows.table::<A>().begin(&flow, now) else {
+        // The index has no room: the slow path says so.
+        let port = open.reply.tuple(protocol::TCP).destination_port;
+        engine.flows.ports.release(open.pool, port, now);
+        return None;
+    };
+    plan.flow = candidate;
+    plan.leaves(open.exit, operation::HOP | operation::TRANSLATE);
+    engine.output.tally.new_flows += 1;
+    engine.output.counters.flow_began(BackendId::counter_slot(open.backend), open.service);
+    Some(())
 }

@@ -4,9 +4,11 @@
 //! Not here: the stages (`fast`).
 
 use super::open::backends::OpeningBackends;
-use super::plan::Plan;
+use super::plan::{Plan, operation};
 use crate::port::BURST;
+use crate::wire::plain::head;
 use crate::wire::processor::Avx2;
+use crate::wire::{Buffer, Shape};
 
 /// What the fast path of a worker keeps from burst to burst.
 pub(in crate::forward) struct FastPath {
@@ -42,9 +44,9 @@ impl FastPath {
 /// leave, and as which bytes, does not depend on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LastBurst {
-    /// [`Shape::V6`](crate::wire::Shape::V6), if there were packets of IPv6: their headers end in the second cache line.
+    /// [`Shape::V6`], if there were packets of IPv6: their headers end in the second cache line.
     pub(super) kinds: u8,
-    /// [`operation::ENCAPSULATE`](super::plan::operation::ENCAPSULATE), if packets went into tunnels: outer headers are
+    /// [`operation::ENCAPSULATE`], if packets went into tunnels: outer headers are
     /// written into the line before the frame.
     pub(super) operations: u8,
     /// Whether the route that is stored for any flow was needed.
@@ -53,3 +55,22 @@ pub(super) struct LastBurst {
     /// before flows are looked up.
     pub(super) has_others: bool,
 }
+
+impl LastBurst {
+    /// Prefetches the first cache line of each frame, which a network card or another worker wrote, and the lines that packets
+    /// of the last burst needed.
+    #[inline(always)]
+    pub(super) fn prefetch<B: Buffer>(self, burst: &[B]) {
+        burst.iter().for_each(|buffer| buffer.prefetch(0));
+        if self.kinds & Shape::V6 != 0 {
+            burst.iter().for_each(|buffer| buffer.prefetch(END_V6));
+        }
+        if self.operations & operation::ENCAPSULATE != 0 {
+            burst.iter().for_each(|buffer| buffer.prefetch(-1));
+        }
+    }
+}
+
+/// The last byte of an untagged frame that the fast path reads of IPv6.
+#[allow(clippy::cast_possible_wrap)] // far below 2^31
+const END_V6: isize = (head::UNTAGGED + size_of::<head::HeadV6>() - 1) as isize;

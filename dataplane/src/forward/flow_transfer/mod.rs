@@ -9,5 +9,7 @@ mod saved_flows;
 mod shadow_flows;
 mod split_flows;
 
+pub(super) use restore::save;
 pub use saved_flows::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
-pub(super) use shadow_flows::{Owned, Replicating, is_sent_by};
+pub(super) use shadow_flows::{Owned, ReceivingFlows, Replicating, is_sent_by};
+pub(super) use split_flows::visit_halves;

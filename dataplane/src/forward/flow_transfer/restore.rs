@@ -19,11 +19,9 @@ use hashbrown::{HashMap, HashSet};
 use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
 
 use super::saved_flows::{BackendName, FlowFate, PartWriter, SavedFlows, SavedPart};
-use crate::flow::{BackendId, Direction, Flow, FlowMode, PoolId, SnatTarget, TargetSlot, Tick, Ticks, UsedPort};
-use crate::forward::decide::FlowFamily;
-use crate::forward::engine::Engine;
-use crate::forward::sort::owner_of_first;
-use crate::port::Port;
+use super::shadow_flows::{Owned, ReceivingFlows, is_owned};
+use crate::flow::{BackendId, Direction, Flow, FlowMode, PoolId, SnatPorts, SnatTarget, TargetSlot, Tick, Ticks, UsedPort};
+use crate::forward::decide::{FlowFamily, WorkerFlows};
 use crate::snapshot::{Backend, Snapshot};
 use crate::wire::{Address, TableHash, Tuple, protocol};
 
@@ -76,58 +74,64 @@ impl NumberedPart<'_> {
     }
 }
 
-impl<P: Port, O> Engine<P, O> {
-    /// The flows of this worker, its resting ports, and, from the first worker, the clients of session affinity.
-    pub(in crate::forward) fn save(&self, snapshot: &Snapshot, now: Tick) -> Vec<u8> {
-        let mut part = NumberedPart { part: PartWriter::default(), snapshot, numbers: HashMap::default() };
-        self.save_family::<u32>(&mut part, snapshot, now);
-        self.save_family::<u128>(&mut part, snapshot, now);
-        self.save_resting_ports(&mut part, snapshot, now);
-        if let Some(affinity) = snapshot.affinity.as_ref().filter(|_| self.worker == 0) {
-            for (client, backend, left) in affinity.clients(now) {
-                if let Some(number) = part.number(backend) {
-                    part.part.client(client, number, left);
-                }
-            }
-        }
-        part.part.finish()
-    }
-
-    fn save_family<A: FlowFamily>(&self, part: &mut NumberedPart<'_>, snapshot: &Snapshot, now: Tick) {
-        for flow in A::table(&self.tables).flows() {
-            // The owner of the replies saves a flow that two workers share.
-            let is_copy = flow.has_foreign_port() && !self.is_mine(snapshot, &flow.tuple(Direction::ToClient));
-            let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
-            if is_copy || self.limits.is_over(&flow, idle_timeout, now) {
-                continue;
-            }
-            if let Some(number) = part.number(flow.backend) {
-                part.part.flow(&flow, number, now);
+/// The flows of this worker, its resting ports, and, from the first worker, the clients of session affinity.
+pub(in crate::forward) fn save(flows: &WorkerFlows, owned: Owned<'_>, snapshot: &Snapshot, now: Tick, is_first: bool) -> Vec<u8> {
+    let mut part = NumberedPart { part: PartWriter::default(), snapshot, numbers: HashMap::default() };
+    save_family::<u32>(flows, owned, &mut part, snapshot, now);
+    save_family::<u128>(flows, owned, &mut part, snapshot, now);
+    save_resting_ports(&flows.ports, &mut part, snapshot, now);
+    if let Some(affinity) = snapshot.affinity.as_ref().filter(|_| is_first) {
+        for (client, backend, left) in affinity.clients(now) {
+            if let Some(number) = part.number(backend) {
+                part.part.client(client, number, left);
             }
         }
     }
+    part.part.finish()
+}
 
-    fn save_resting_ports(&self, part: &mut NumberedPart<'_>, snapshot: &Snapshot, now: Tick) {
-        let mut pools: BTreeMap<u32, Vec<(u16, u16)>> = BTreeMap::new();
-        self.ports.resting(now, |pool, port, age| {
-            pools.entry(pool.0).or_default().push((port, u16::try_from(age.0).unwrap_or(u16::MAX)));
-        });
-        let backends = snapshot.backends.all().map(|(id, backend)| (backend.target, (id, backend.address.ip())));
-        let of_target: HashMap<TargetSlot, (BackendId, IpAddr), TableHash> =
-            if pools.is_empty() { HashMap::default() } else { backends.collect() };
-        for (pool, ports) in pools {
-            let (target, address) = PoolId(pool).parts();
-            let Some(&(backend, ip)) = of_target.get(&target) else { continue };
-            let snat = if ip.is_ipv4() { snat_at::<u32>(snapshot, address) } else { snat_at::<u128>(snapshot, address) };
-            if let Some((number, snat)) = part.number(backend).zip(snat) {
-                part.part.pool(number, snat, &ports);
-            }
+fn save_family<A: FlowFamily>(
+    flows: &WorkerFlows,
+    owned: Owned<'_>,
+    part: &mut NumberedPart<'_>,
+    snapshot: &Snapshot,
+    now: Tick,
+) {
+    for flow in A::table(&flows.tables).flows() {
+        // The owner of the replies saves a flow that two workers share.
+        let is_copy = flow.has_foreign_port() && !is_owned(owned, snapshot, &flow.tuple(Direction::ToClient));
+        let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
+        if is_copy || flows.limits.is_over(&flow, idle_timeout, now) {
+            continue;
+        }
+        if let Some(number) = part.number(flow.backend) {
+            part.part.flow(&flow, number, now);
         }
     }
+}
 
+fn save_resting_ports(ports: &SnatPorts, part: &mut NumberedPart<'_>, snapshot: &Snapshot, now: Tick) {
+    let mut pools: BTreeMap<u32, Vec<(u16, u16)>> = BTreeMap::new();
+    ports.resting(now, |pool, port, age| {
+        pools.entry(pool.0).or_default().push((port, u16::try_from(age.0).unwrap_or(u16::MAX)));
+    });
+    let backends = snapshot.backends.all().map(|(id, backend)| (backend.target, (id, backend.address.ip())));
+    let of_target: HashMap<TargetSlot, (BackendId, IpAddr), TableHash> =
+        if pools.is_empty() { HashMap::default() } else { backends.collect() };
+    for (pool, ports) in pools {
+        let (target, address) = PoolId(pool).parts();
+        let Some(&(backend, ip)) = of_target.get(&target) else { continue };
+        let snat = if ip.is_ipv4() { snat_at::<u32>(snapshot, address) } else { snat_at::<u128>(snapshot, address) };
+        if let Some((number, snat)) = part.number(backend).zip(snat) {
+            part.part.pool(number, snat, &ports);
+        }
+    }
+}
+
+impl ReceivingFlows<'_> {
     /// Takes the flows that this worker owns, and reports what became of them.
     #[cold]
-    pub(in crate::forward) fn restore<'s>(&mut self, snapshot: &'s Snapshot, saved: &SavedFlows, now: Tick) {
+    pub(in crate::forward) fn restore<'s>(&mut self, snapshot: &'s Snapshot, saved: &SavedFlows, now: Tick, is_first: bool) {
         let named = |(id, backend): (BackendId, &'s Backend)| {
             ((&*backend.service, backend.protocol, backend.address), (id, backend.target))
         };
@@ -138,7 +142,7 @@ impl<P: Port, O> Engine<P, O> {
         let mut fates = Fates::default();
         self.restore_family::<u32>(snapshot, saved.saved(), &parts, now, &mut fates);
         self.restore_family::<u128>(snapshot, saved.saved(), &parts, now, &mut fates);
-        if let Some(affinity) = snapshot.affinity.as_ref().filter(|_| self.worker == 0) {
+        if let Some(affinity) = snapshot.affinity.as_ref().filter(|_| is_first) {
             let elapsed = now.since(saved.saved()).0.div_ceil(8);
             for (part, backends) in &parts {
                 for (client, number, left) in part.clients() {
@@ -186,7 +190,7 @@ impl<P: Port, O> Engine<P, O> {
                         if refused.ports.contains(&(pool.0, flow.snat_port)) {
                             flow.snat_pool = PoolId::NONE;
                         }
-                        let table = A::table(&self.tables);
+                        let table = A::table(&self.flows.tables);
                         for direction in [Direction::ToBackend, Direction::ToClient] {
                             table.prefetch(table.hash(&flow.tuple(direction)));
                         }
@@ -209,18 +213,18 @@ impl<P: Port, O> Engine<P, O> {
     /// Takes over pools. Where flows are replicated, a pool has its own ports only: ports of partners lie anywhere,
     /// which a pool in its order cannot hold. New flows leave out those that are in use or rest.
     fn adopt_pools<A: FlowFamily>(&mut self, pools: AdoptedPools<A>, now: Tick) -> RefusedPorts {
-        let (mut refused, is_replicated) = (RefusedPorts::default(), A::table(&self.tables).is_replicated());
+        let (mut refused, is_replicated) = (RefusedPorts::default(), A::table(&self.flows.tables).is_replicated());
         for (id, AdoptedPool { target, snat, mut used }) in pools {
             used.sort_unstable();
             used.dedup_by_key(|(port, _)| *port); // `None` sorts first: a port in use does not rest
             if !is_replicated {
-                if !self.ports.adopt(PoolId(id), &target, snat, &used, now) {
+                if !self.flows.ports.adopt(PoolId(id), &target, snat, &used, now) {
                     refused.pools.insert(id);
                 }
                 continue;
             }
-            let (own, mut others) = self.ports.split_by_order(&target, snat, used);
-            if !self.ports.adopt(PoolId(id), &target, snat, &own, now) {
+            let (own, mut others) = self.flows.ports.split_by_order(&target, snat, used);
+            if !self.flows.ports.adopt(PoolId(id), &target, snat, &own, now) {
                 others.extend(own);
             }
             for (port, rested) in others {
@@ -228,7 +232,7 @@ impl<P: Port, O> Engine<P, O> {
                 if let Some(age) = rested {
                     let SnatTarget { address: source, port: source_port, protocol, .. } = target;
                     let reply = Tuple { source, destination: snat, source_port, destination_port: port, protocol };
-                    A::split(&mut self.tables).0.rest_port(&reply, Tick(now.0.wrapping_sub(age.0)));
+                    self.flows.table::<A>().rest_port(&reply, Tick(now.0.wrapping_sub(age.0)));
                 }
             }
         }
@@ -253,7 +257,7 @@ impl<P: Port, O> Engine<P, O> {
             for (snat_port, age) in ports {
                 let reply =
                     Tuple { source: address, destination: snat, source_port: port, destination_port: snat_port, protocol };
-                if self.is_mine(snapshot, &reply) {
+                if is_owned(self.owned, snapshot, &reply) {
                     let age = Ticks(u32::from(age).saturating_add(elapsed.0));
                     use_port(pools, PoolId::new(*slot, index), target, snat, (snat_port, Some(age)));
                 }
@@ -270,9 +274,9 @@ impl<P: Port, O> Engine<P, O> {
         backend: Option<&KnownBackend>,
         now: Tick,
     ) -> Result<(Flow<A>, SnatTarget<A>, PoolId), Option<FlowFate>> {
-        let to_backend = self.is_mine(snapshot, &flow.tuple(Direction::ToBackend));
+        let to_backend = is_owned(self.owned, snapshot, &flow.tuple(Direction::ToBackend));
         let to_client =
-            if flow.mode.is_two_way() { self.is_mine(snapshot, &flow.tuple(Direction::ToClient)) } else { to_backend };
+            if flow.mode.is_two_way() { is_owned(self.owned, snapshot, &flow.tuple(Direction::ToClient)) } else { to_backend };
         if !to_backend && !to_client {
             return Err(None);
         }
@@ -283,7 +287,7 @@ impl<P: Port, O> Engine<P, O> {
         }
         let idle_timeout = snapshot.backend(*id).and_then(|backend| backend.idle_timeout);
         let is_old = now.0.wrapping_sub(flow.last_seen.0) > IDLE_MAX;
-        if is_old || self.limits.is_over(&flow, idle_timeout, now) {
+        if is_old || self.flows.limits.is_over(&flow, idle_timeout, now) {
             return Err(Some(FlowFate::Idle));
         }
         flow.backend = *id;
@@ -298,7 +302,7 @@ impl<P: Port, O> Engine<P, O> {
             if is_shared && (is_half_known || is_udp && to_backend) {
                 return Err(Some(FlowFate::PortGone));
             }
-            if to_client && !(is_shared && A::table(&self.tables).is_replicated()) {
+            if to_client && !(is_shared && A::table(&self.flows.tables).is_replicated()) {
                 pool = PoolId::new(*slot, index);
             }
             // The other half may outlive this one, so the flow does not give the port back at its end.
@@ -315,11 +319,11 @@ impl<P: Port, O> Engine<P, O> {
     }
 
     fn insert_one<A: FlowFamily>(&mut self, flow: &Flow<A>) -> FlowFate {
-        if self.tables.v4.len() + self.tables.v6.len() >= self.max_flows {
+        if self.flows.room() == 0 {
             self.release_restored(flow);
             return FlowFate::NoRoom;
         }
-        let (table, _) = A::split(&mut self.tables);
+        let table = self.flows.table::<A>();
         let (to_backend, to_client) = (flow.tuple(Direction::ToBackend), flow.tuple(Direction::ToClient));
         // A flow with the same replies holds the port, and one flow cannot have the same packets in both directions.
         if flow.mode.is_two_way() && (table.search(table.hash(&to_client), &to_client).is_some() || to_backend == to_client) {
@@ -339,14 +343,8 @@ impl<P: Port, O> Engine<P, O> {
 
     fn release_restored<A: Address>(&mut self, flow: &Flow<A>) {
         if let Some(lease) = flow.snat_lease() {
-            self.ports.release(lease.pool, lease.port, flow.last_seen);
+            self.flows.ports.release(lease.pool, lease.port, flow.last_seen);
         }
-    }
-
-    /// Whether packets with this tuple are this worker's.
-    fn is_mine<A: Address>(&self, snapshot: &Snapshot, tuple: &Tuple<A>) -> bool {
-        let Some(peers) = &self.egress.peers else { return true };
-        owner_of_first(peers.owner_function(), snapshot, tuple) == peers.me()
     }
 }
 

@@ -20,12 +20,12 @@ use crate::flow::{
     BackendId, Direction, Flow, FlowBackend, FlowEnd, FlowGroups, FlowIndex, FlowMode, FlowReplica, FlowReplication, FlowState,
     GroupHoldings, HeaderStage, PoolId, ReplicaEvent, Shift, ShiftReplica, SnatLease, Tick, Ticks,
 };
-use crate::forward::decide::{FlowFamily, FlowTables};
-use crate::forward::engine::Engine;
+use crate::forward::decide::{FlowFamily, FlowTables, WorkerFlows};
 use crate::forward::rewrite::proxy_header;
 use crate::forward::sort::owner_of_first;
-use crate::port::Port;
+use crate::neighbours::VipOwnership;
 use crate::snapshot::{OwnedGroups, RemovedBackend, Snapshot};
+use crate::stats::WorkerCounters;
 use crate::wire::{Address, Tuple, protocol};
 use crate::workers::{Steering, WorkerId};
 
@@ -61,7 +61,7 @@ pub(in crate::forward) fn is_sent_by<A: Address>(owned: Owned<'_>, snapshot: &Sn
 }
 
 /// Whether packets with this tuple are the worker's.
-fn is_owned<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, tuple: &Tuple<A>) -> bool {
+pub(super) fn is_owned<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, tuple: &Tuple<A>) -> bool {
     owned.is_none_or(|(steering, me)| owner_of_first(steering, snapshot, tuple) == me)
 }
 
@@ -88,9 +88,10 @@ impl Replicating {
     /// Applies events of partners, and sends them flows that have been confirmed for long enough. To be called at each
     /// poll; `changed`: with a new snapshot. Returns the number of events in both directions: more may wait.
     #[inline(never)]
-    pub(in crate::forward) fn run<P: Port, O>(
+    pub(in crate::forward) fn run(
         &mut self,
-        engine: &mut Engine<P, O>,
+        mut of: ReceivingFlows<'_>,
+        ownership: &VipOwnership,
         snapshot: &Snapshot,
         changed: bool,
         now_ns: u64,
@@ -98,39 +99,39 @@ impl Replicating {
         let now = Tick::at(now_ns);
         if self.last_tick.replace(now) != Some(now) {
             self.left = APPLIED_PER_TICK;
-            self.follow_groups(engine, snapshot, now_ns);
+            self.follow_groups(&mut of, ownership, snapshot, now_ns);
         } else if changed {
-            self.follow_groups(engine, snapshot, now_ns);
+            self.follow_groups(&mut of, ownership, snapshot, now_ns);
         }
         let events = if self.is_idle { APPLIED_PER_POLL } else { APPLIED_PER_POLL.min(self.left) };
-        let applied = engine.apply_events(&self.queues, events, snapshot, now);
+        let applied = of.apply_events(&self.queues, events, snapshot, now);
         self.left = self.left.saturating_sub(applied);
-        applied + engine.send_due(snapshot)
+        applied + of.send_due(snapshot)
     }
 
     /// Takes over which VIP groups this gateway owns now. A lease that has expired counts as another gateway's.
     ///
     /// Events that wait are applied first, by the groups that this gateway owned before and owns now: they may be from
     /// the owner of before, or, if this gateway was stopped for a while, from the present owner.
-    fn follow_groups<P: Port, O>(&mut self, engine: &mut Engine<P, O>, snapshot: &Snapshot, now_ns: u64) {
-        let valid = engine.neighbours.ownership.valid_groups(now_ns);
+    fn follow_groups(&mut self, of: &mut ReceivingFlows<'_>, ownership: &VipOwnership, snapshot: &Snapshot, now_ns: u64) {
+        let valid = ownership.valid_groups(now_ns);
         let (groups, now) = (snapshot.groups.map(|owned| OwnedGroups { owned: owned.owned & valid, ..owned }), Tick::at(now_ns));
         let owned = groups.map(|groups| groups.owned);
         if groups != self.groups {
             let before = self.groups.map_or(0, |groups| groups.owned);
             let still_owned = before & owned.unwrap_or(0);
             let taken = self.moved_lately(now) & still_owned;
-            engine.set_groups(snapshot, owned.map(|_| GroupHoldings { owned: still_owned, taken, lost: 0 }));
-            engine.apply_events(&self.queues, self.queues.given(), snapshot, now);
+            of.set_groups(snapshot, owned.map(|_| GroupHoldings { owned: still_owned, taken, lost: 0 }));
+            of.apply_events(&self.queues, self.queues.given(), snapshot, now);
             self.note_moves(before ^ owned.unwrap_or(0), now);
             if before & !owned.unwrap_or(0) != 0 && self.queues.has_partners() {
-                engine.tables.v4.send_handshakes(HANDOVER.into());
-                engine.tables.v6.send_handshakes(HANDOVER.into());
+                of.flows.tables.v4.send_handshakes(HANDOVER.into());
+                of.flows.tables.v6.send_handshakes(HANDOVER.into());
             }
         }
         self.groups = groups;
         let moved = self.moved_lately(now);
-        engine.set_groups(snapshot, owned.map(|owned| GroupHoldings { owned, taken: moved & owned, lost: moved & !owned }));
+        of.set_groups(snapshot, owned.map(|owned| GroupHoldings { owned, taken: moved & owned, lost: moved & !owned }));
     }
 
     /// Groups have moved, to or from this gateway. Without a partner nobody else knows their flows.
@@ -157,6 +158,13 @@ impl Replicating {
     }
 }
 
+/// The flows of a worker that receives others: of the process before, or of partners.
+pub(in crate::forward) struct ReceivingFlows<'e> {
+    pub(in crate::forward) flows: &'e mut WorkerFlows,
+    pub(in crate::forward) counters: &'e WorkerCounters,
+    pub(in crate::forward) owned: Owned<'e>,
+}
+
 /// The result of applying an event.
 enum Applied {
     Done,
@@ -165,21 +173,15 @@ enum Applied {
     OfOther,
 }
 
-impl<P: Port, O> Engine<P, O> {
-    /// The packets that this worker owns.
-    fn owned(&self) -> Owned<'_> {
-        self.egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()))
-    }
-
+impl ReceivingFlows<'_> {
     fn set_groups(&mut self, snapshot: &Snapshot, holdings: Option<GroupHoldings>) {
-        set_groups::<u32>(&mut self.tables, snapshot, holdings);
-        set_groups::<u128>(&mut self.tables, snapshot, holdings);
+        set_groups::<u32>(&mut self.flows.tables, snapshot, holdings);
+        set_groups::<u128>(&mut self.flows.tables, snapshot, holdings);
     }
 
     /// Sends flows that have been confirmed for long enough. Returns how many there were.
     fn send_due(&mut self, snapshot: &Snapshot) -> usize {
-        let Self { egress, tables: FlowTables { v4, v6 }, .. } = self;
-        let owned = egress.peers.as_ref().map(|peers| (peers.owner_function(), peers.me()));
+        let (owned, FlowTables { v4, v6 }) = (self.owned, &mut self.flows.tables);
         let of_v4 = v4.send_due(SENT_PER_POLL, |flow| is_sent_by(owned, snapshot, flow));
         of_v4 + v6.send_due(SENT_PER_POLL, |flow| is_sent_by(owned, snapshot, flow))
     }
@@ -203,7 +205,7 @@ impl<P: Port, O> Engine<P, O> {
 
     fn apply_event<A: FlowFamily>(&mut self, event: ReplicaEvent, snapshot: &Snapshot, now: Tick) -> Applied {
         let Some(flow) = flow_of::<A>(event.flow(), now) else { return Applied::Refused };
-        let is_mine = |direction| is_owned(self.owned(), snapshot, &flow.tuple(direction));
+        let is_mine = |direction| is_owned(self.owned, snapshot, &flow.tuple(direction));
         let has_replies = flow.mode.is_two_way() && is_mine(Direction::ToClient);
         if !has_replies && !is_mine(Direction::ToBackend) {
             return Applied::OfOther;
@@ -231,12 +233,12 @@ impl<P: Port, O> Engine<P, O> {
 
     /// Whether this gateway owns a flow.
     fn is_own<A: FlowFamily>(&mut self, flow: &Flow<A>) -> bool {
-        A::split(&mut self.tables).0.replicator().is_none_or(|replicator| replicator.own(flow))
+        self.flows.table::<A>().replicator().is_none_or(|replicator| replicator.own(flow))
     }
 
     /// Whether this is a late event of a flow that this gateway does not know and whose group it has just taken over.
     fn is_awaited<A: FlowFamily>(&mut self, event: &ReplicaEvent, flow: &Flow<A>) -> bool {
-        let replicator = A::split(&mut self.tables).0.replicator();
+        let replicator = self.flows.table::<A>().replicator();
         matches!(event, ReplicaEvent::Holds(_))
             && replicator.is_some_and(|replicator| replicator.awaits_news_of(flow))
             && self.same_flow(flow).is_none()
@@ -244,7 +246,7 @@ impl<P: Port, O> Engine<P, O> {
 
     /// The flow with the same addresses and ports in both directions.
     fn same_flow<A: FlowFamily>(&self, flow: &Flow<A>) -> Option<(FlowIndex, Flow<A>)> {
-        let (table, tuple) = (A::table(&self.tables), flow.tuple(Direction::ToBackend));
+        let (table, tuple) = (A::table(&self.flows.tables), flow.tuple(Direction::ToBackend));
         let (index, direction) = table.search(table.hash(&tuple), &tuple)?;
         let known = table.get(index);
         let is_same = direction == Direction::ToBackend
@@ -256,10 +258,10 @@ impl<P: Port, O> Engine<P, O> {
     /// Inserts or updates the flow of a partner.
     fn keep_shadow<A: FlowFamily>(&mut self, flow: Flow<A>, snapshot: &Snapshot, now: Tick) -> Applied {
         let idle_timeout = snapshot.backend(flow.backend).and_then(|backend| backend.idle_timeout);
-        if self.limits.is_over(&flow, idle_timeout, now) {
+        if self.flows.limits.is_over(&flow, idle_timeout, now) {
             return Applied::Refused;
         }
-        let is_sent_here = is_sent_by(self.owned(), snapshot, &flow);
+        let is_sent_here = is_sent_by(self.owned, snapshot, &flow);
         let known = self.same_flow(&flow).filter(|(_, known)| known.backend == flow.backend && known.state.is_confirmed());
         let index = match known {
             // It was confirmed after this event.
@@ -267,7 +269,7 @@ impl<P: Port, O> Engine<P, O> {
             Some((index, known)) => {
                 let last_seen =
                     if now.since(known.last_seen) < now.since(flow.last_seen) { known.last_seen } else { flow.last_seen };
-                A::split(&mut self.tables).0.set(index, &Flow { state: flow.state, last_seen, ..known });
+                self.flows.table::<A>().set(index, &Flow { state: flow.state, last_seen, ..known });
                 index
             }
             None => {
@@ -279,7 +281,7 @@ impl<P: Port, O> Engine<P, O> {
             }
         };
         if is_sent_here && flow.state.is_confirmed() {
-            A::split(&mut self.tables).0.note_received(index, flow.state);
+            self.flows.table::<A>().note_received(index, flow.state);
         }
         Applied::Done
     }
@@ -290,7 +292,7 @@ impl<P: Port, O> Engine<P, O> {
         let tuples = [Direction::ToBackend, Direction::ToClient].map(|direction| flow.tuple(direction));
         let tuples = if flow.mode.is_two_way() { &tuples[..] } else { &tuples[..1] };
         for tuple in tuples {
-            let table = A::split(&mut self.tables).0;
+            let table = self.flows.table::<A>();
             if let Some((index, _)) = table.search(table.hash(tuple), tuple) {
                 let other = table.get(index);
                 if self.is_own(&other) {
@@ -300,19 +302,19 @@ impl<P: Port, O> Engine<P, O> {
             }
         }
         // The last eighth of the table is for new flows of this gateway.
-        if self.tables.v4.len() + self.tables.v6.len() >= self.max_flows - self.max_flows.div_ceil(8) {
+        if self.flows.len() >= self.flows.max_flows - self.flows.max_flows.div_ceil(8) {
             return None;
         }
-        let index = A::split(&mut self.tables).0.insert_shadow(*flow).ok()?;
+        let index = self.flows.table::<A>().insert_shadow(*flow).ok()?;
         self.counters.flow_joined(flow.counter_slot());
         Some(index)
     }
 
     /// Ends a flow because its owner has no such flow.
     pub(super) fn end_shadow<A: FlowFamily>(&mut self, index: FlowIndex, now: Tick) {
-        let flow = A::split(&mut self.tables).0.remove(index, FlowEnd::Replaced);
+        let flow = self.flows.table::<A>().remove(index, FlowEnd::Replaced);
         if let Some(lease) = flow.snat_lease() {
-            self.ports.release(lease.pool, lease.port, now);
+            self.flows.ports.release(lease.pool, lease.port, now);
         }
         self.counters.flow_ended(flow.counter_slot());
     }

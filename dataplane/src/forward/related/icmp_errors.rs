@@ -16,119 +16,122 @@ use crate::forward::decide::{
     refused_source,
 };
 use crate::forward::engine::Engine;
-use crate::forward::observer::{Observe, PacketOutcome};
+use crate::forward::execution::apply;
+use crate::forward::execution::departure::{renumber, send_split};
+use crate::forward::observer::Observe;
 use crate::forward::sort::Ingress;
 use crate::icmp;
 use crate::icmp::error_mapping::{ErrorRewrite, QuoteShift};
 use crate::icmp::{IcmpError, Inner, Quote, TunnelErrorKind, TunnelQuote};
-use crate::neighbours::UnresolvedNeighbour;
+use crate::neighbours::{Permission, UnresolvedNeighbour};
 use crate::port::{Arrival, Port};
 use crate::snapshot::{AddressRole, Exit, RouteTo, Snapshot};
 use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Tuple, is_martian, protocol, take};
 
-impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one. Returns the packet if it is no such
-    /// error.
-    pub(in crate::forward) fn error<A: FlowFamily>(
-        &mut self,
-        at: Ingress<'_>,
-        buffer: P::Buffer,
-        packet: &Packet<'_, A>,
-    ) -> Option<P::Buffer> {
-        let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
-            return self.tunnel_error(at, buffer, packet);
-        };
-        let asked = quote.tuple.reversed();
-        if let Some(verdict) = follow_one_way_error(packet, &asked, at.snapshot, self.flows().0) {
-            self.tally.hits += 1;
-            self.apply(at, buffer, packet.headers, verdict);
-            return None;
-        }
-        let (table, limits) = self.flows();
-        let followed = follow_error(packet, &quote.tuple, at.snapshot, table, limits, Tick::at(at.arrival.now_ns));
-        let Some(followed) = followed else { return self.tunnel_error(at, buffer, packet) };
-        self.tally.hits += 1;
-        match followed {
-            Ok(nat) => self.forward_error(at.snapshot, buffer, packet.headers, &quote, nat),
-            Err(none) => self.apply(at, buffer, packet.headers, none.into()),
-        }
-        None
+/// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one. Returns the packet if it is no such
+/// error.
+pub(in crate::forward) fn handle_error<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    at: Ingress<'_>,
+    buffer: P::Buffer,
+    packet: &Packet<'_, A>,
+) -> Option<P::Buffer> {
+    let Some(quote) = Quote::of(buffer.bytes(), packet.headers) else {
+        return tunnel_error(engine, at, buffer, packet);
+    };
+    let asked = quote.tuple.reversed();
+    if let Some(verdict) = follow_one_way_error(packet, &asked, at.snapshot, engine.flows.table()) {
+        engine.output.tally.hits += 1;
+        apply(engine, at, buffer, packet.headers, verdict);
+        return None;
     }
+    let (table, limits) = engine.flows.table_and_limits();
+    let followed = follow_error(packet, &quote.tuple, at.snapshot, table, limits, Tick::at(at.arrival.now_ns));
+    let Some(followed) = followed else { return tunnel_error(engine, at, buffer, packet) };
+    engine.output.tally.hits += 1;
+    match followed {
+        Ok(nat) => forward_error(engine, at.snapshot, buffer, packet.headers, &quote, nat),
+        Err(none) => apply(engine, at, buffer, packet.headers, none.into()),
+    }
+    None
+}
 
-    fn forward_error<A: FlowFamily>(
-        &mut self,
-        snapshot: &Snapshot,
-        mut buffer: P::Buffer,
-        headers: &Headers<A>,
-        quote: &Quote<A>,
-        nat: NatForward<'_>,
-    ) {
-        let NatForward { flow, direction, exit } = nat;
-        let flow = self.flows::<A>().0.get(flow);
-        // The error gets the source that the flow's packets have in its direction, whichever router sent it: the client
-        // knows no other address, and its network may filter the addresses behind the gateway
-        // (docs/internals/decisions/0009).
-        let (source, destination, quoted) = match direction {
-            Direction::ToBackend if flow.mode == FlowMode::Dnat => {
-                (headers.tuple.source, flow.backend_address, flow.tuple(Direction::ToClient))
-            }
-            Direction::ToBackend => (flow.snat, flow.backend_address, flow.tuple(Direction::ToClient)),
-            Direction::ToClient => (flow.vip, flow.client, flow.tuple(Direction::ToBackend)),
-        };
-        let (source_mac, destination_mac) = (exit.source_mac(), exit.destination_mac());
-        let rewrite = ErrorRewrite { source, destination, quoted, source_mac, destination_mac };
-        icmp::error_mapping::error(buffer.bytes_mut(), headers, quote, &rewrite);
-        if let Some(shift) = flow.shift {
-            let change = quote_shift(buffer.bytes(), quote, &shift, direction);
-            icmp::error_mapping::shift(buffer.bytes_mut(), headers, quote, change);
+fn forward_error<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    snapshot: &Snapshot,
+    mut buffer: P::Buffer,
+    headers: &Headers<A>,
+    quote: &Quote<A>,
+    nat: NatForward<'_>,
+) {
+    let NatForward { flow, direction, exit } = nat;
+    let flow = engine.flows.table::<A>().get(flow);
+    // The error gets the source that the flow's packets have in its direction, whichever router sent it: the client
+    // knows no other address, and its network may filter the addresses behind the gateway
+    // (docs/internals/decisions/0009).
+    let (source, destination, quoted) = match direction {
+        Direction::ToBackend if flow.mode == FlowMode::Dnat => {
+            (headers.tuple.source, flow.backend_address, flow.tuple(Direction::ToClient))
         }
-        if !headers.dont_fragment {
-            self.renumber(&mut buffer, headers);
-        }
-        self.send_split(snapshot, buffer, headers, &flow, nat);
+        Direction::ToBackend => (flow.snat, flow.backend_address, flow.tuple(Direction::ToClient)),
+        Direction::ToClient => (flow.vip, flow.client, flow.tuple(Direction::ToBackend)),
+    };
+    let (source_mac, destination_mac) = (exit.source_mac(), exit.destination_mac());
+    let rewrite = ErrorRewrite { source, destination, quoted, source_mac, destination_mac };
+    icmp::error_mapping::error(buffer.bytes_mut(), headers, quote, &rewrite);
+    if let Some(shift) = flow.shift {
+        let change = quote_shift(buffer.bytes(), quote, &shift, direction);
+        icmp::error_mapping::shift(buffer.bytes_mut(), headers, quote, change);
     }
+    if !headers.dont_fragment {
+        renumber(&mut engine.identifications, &mut buffer, headers);
+    }
+    send_split(engine, snapshot, buffer, headers, &flow, nat);
+}
 
-    /// Processes an ICMP error about a tunnel packet. Returns the packet if it is no such error.
-    fn tunnel_error<A: FlowFamily>(&mut self, at: Ingress<'_>, buffer: P::Buffer, packet: &Packet<'_, A>) -> Option<P::Buffer> {
-        let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &at.snapshot.tunnels) else {
-            return Some(buffer);
-        };
-        let followed = match &quote.inner {
-            Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, at.snapshot, &self.tables.v4),
-            Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, at.snapshot, &self.tables.v6),
-        };
-        let Some(followed) = followed else { return Some(buffer) };
-        self.tally.hits += 1;
-        match (followed, &quote.inner) {
-            (Err(none), _) => self.apply(at, buffer, packet.headers, none.into()),
-            (Ok(exit), Inner::V4(inner)) => self.report_to_client(at.arrival, buffer, &quote, inner, exit),
-            (Ok(exit), Inner::V6(inner)) => self.report_to_client(at.arrival, buffer, &quote, inner, exit),
-        }
-        None
+/// Processes an ICMP error about a tunnel packet. Returns the packet if it is no such error.
+fn tunnel_error<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    at: Ingress<'_>,
+    buffer: P::Buffer,
+    packet: &Packet<'_, A>,
+) -> Option<P::Buffer> {
+    let Some(quote) = TunnelQuote::of(buffer.bytes(), packet.headers, &at.snapshot.tunnels) else {
+        return Some(buffer);
+    };
+    let followed = match &quote.inner {
+        Inner::V4(inner) => follow_tunnel_error(packet, &quote, inner, at.snapshot, &engine.flows.tables.v4),
+        Inner::V6(inner) => follow_tunnel_error(packet, &quote, inner, at.snapshot, &engine.flows.tables.v6),
+    };
+    let Some(followed) = followed else { return Some(buffer) };
+    engine.output.tally.hits += 1;
+    match (followed, &quote.inner) {
+        (Err(none), _) => apply(engine, at, buffer, packet.headers, none.into()),
+        (Ok(exit), Inner::V4(inner)) => report_to_client(engine, at.arrival, buffer, &quote, inner, exit),
+        (Ok(exit), Inner::V6(inner)) => report_to_client(engine, at.arrival, buffer, &quote, inner, exit),
     }
+    None
+}
 
-    fn report_to_client<A: Address, I: Address>(
-        &mut self,
-        arrival: Arrival,
-        mut buffer: P::Buffer,
-        quote: &TunnelQuote<A>,
-        inner: &Tuple<I>,
-        exit: &Exit,
-    ) {
-        let (asker, now_ns) = (inner.source, arrival.now_ns);
-        let (error, allowed) = match quote.trouble {
-            TunnelErrorKind::TooBig { mtu } => (IcmpError::TooBig { mtu }, self.limiter.allow_too_big(asker, now_ns)),
-            TunnelErrorKind::Unreachable => (IcmpError::HostUnreachable, self.limiter.allow(asker, now_ns)),
-        };
-        let written = allowed && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
-        if !written {
-            return self.drop(buffer, DropReason::AnswerLimited);
-        }
-        self.observer.observe(&buffer, PacketOutcome::Reply(exit.port), || None);
-        self.tally.replies += 1;
-        self.egress.send_tagged(exit.port, exit.link.tags(), buffer, &mut self.tally);
+fn report_to_client<A: Address, I: Address, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    arrival: Arrival,
+    mut buffer: P::Buffer,
+    quote: &TunnelQuote<A>,
+    inner: &Tuple<I>,
+    exit: &Exit,
+) {
+    let (asker, now_ns) = (inner.source, arrival.now_ns);
+    let (error, allowed) = match quote.trouble {
+        TunnelErrorKind::TooBig { mtu } => (IcmpError::TooBig { mtu }, engine.limiter.allow_too_big(asker, now_ns)),
+        TunnelErrorKind::Unreachable => (IcmpError::HostUnreachable, engine.limiter.allow(asker, now_ns)),
+    };
+    let written = allowed && icmp::icmp_error_about_inner(&mut buffer, quote.inner_range.clone(), inner, error, exit);
+    if !written {
+        return engine.output.drop(buffer, DropReason::AnswerLimited);
     }
+    engine.output.answer(exit.port, exit.link.tags(), Permission::Always, buffer);
 }
 
 /// What an error in this direction about a packet of a shifted flow says that its receiver knows otherwise.

@@ -1,8 +1,10 @@
-//! Packets that need more than a rewrite by their flow: a later fragment follows its first fragment, an ICMP error the
-//! packet that it quotes, and packets of shifted flows the header that the gateway has inserted.
+//! Packets that follow the flow of another packet: a later fragment that of its first fragment, an ICMP error that of
+//! the packet that it quotes.
 //!
 //! Not here: the memory of datagrams (`fragment`), and the bytes of errors (`icmp`).
 
 mod fragments;
 mod icmp_errors;
-pub(super) mod shifted;
+
+pub(super) use fragments::handle_fragment;
+pub(super) use icmp_errors::handle_error;

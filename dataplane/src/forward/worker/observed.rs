@@ -8,12 +8,13 @@
 
 use std::net::SocketAddr;
 
+use crate::forward::burst::{process_left, process_unobserved};
 use crate::forward::decide::FlowFamily;
 use crate::forward::engine::Engine;
 use crate::forward::observer::{
     CapturedFlow, FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
 };
-use crate::forward::sort::Ingress;
+use crate::forward::sort::{Ingress, sample_queue};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
 use crate::stats::{DropReason, Tally};
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, parse};
@@ -38,109 +39,128 @@ impl From<Arrival> for ObservedFrom {
     }
 }
 
-impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Processes a burst while a capture runs.
-    #[cold]
-    #[inline(never)]
-    pub(in crate::forward) fn process_captured(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
-        let observed = self.observes(burst.len(), burst.is_full(), at.arrival.now_ns);
-        for buffer in burst.drain(..observed) {
-            self.observed(at.arrival.into(), buffer, |engine, buffer| engine.process_alone(at, buffer));
-        }
-        if !burst.is_empty() {
-            self.process_unobserved(at, burst);
-        }
+/// Processes a burst. While a capture runs, its packets may be observed.
+pub(super) fn process<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
+    if let (Some(peers), Origin::Port) = (&mut engine.output.egress.peers, at.arrival.origin) {
+        sample_queue(peers, at.arrival.link.port(), burst);
     }
-
-    /// Processes a packet that has waited until its next hop was resolved.
-    pub(super) fn process_waited(&mut self, at: Ingress<'_>, buffer: P::Buffer) {
-        if self.observes(1, false, at.arrival.now_ns) > 0 {
-            let from = ObservedFrom { source: PacketSource::Waited, ..at.arrival.into() };
-            self.observed(from, buffer, |engine, buffer| engine.process_alone(at, buffer));
-        } else {
-            let mut alone = Burst::new();
-            alone.push(buffer);
-            self.process_unobserved(at, &mut alone);
-        }
+    if engine.capture.is_some() {
+        return process_captured(engine, at, burst);
     }
+    process_unobserved(engine, at, burst);
+}
 
-    /// Processes one packet without the fast path, which would send it before anybody could look at it.
-    fn process_alone(&mut self, at: Ingress<'_>, buffer: P::Buffer) {
+/// Processes a burst while a capture runs.
+#[cold]
+#[inline(never)]
+fn process_captured<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
+    let observed = observes(engine, burst.len(), burst.is_full(), at.arrival.now_ns);
+    for buffer in burst.drain(..observed) {
+        observe_packet(engine, at.arrival.into(), buffer, |engine, buffer| process_alone(engine, at, buffer));
+    }
+    if !burst.is_empty() {
+        process_unobserved(engine, at, burst);
+    }
+}
+
+/// Processes a packet that has waited until its next hop was resolved.
+pub(super) fn process_waited<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, at: Ingress<'_>, buffer: P::Buffer) {
+    if observes(engine, 1, false, at.arrival.now_ns) > 0 {
+        let from = ObservedFrom { source: PacketSource::Waited, ..at.arrival.into() };
+        observe_packet(engine, from, buffer, |engine, buffer| process_alone(engine, at, buffer));
+    } else {
         let mut alone = Burst::new();
         alone.push(buffer);
-        self.process_left(at, &mut alone);
+        process_unobserved(engine, at, &mut alone);
     }
+}
 
-    /// How many of the first packets of a burst are observed; none without a capture.
-    pub(super) fn observes(&mut self, packets: usize, is_full: bool, now_ns: u64) -> usize {
-        self.capture.as_mut().map_or(0, |capture| capture.observes(packets, is_full, now_ns))
-    }
+/// Processes one packet without the fast path, which would send it before anybody could look at it.
+fn process_alone<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, at: Ingress<'_>, buffer: P::Buffer) {
+    let mut alone = Burst::new();
+    alone.push(buffer);
+    process_left(engine, at, &mut alone);
+}
 
-    /// Processes one packet by `process`, and reports it to the capture.
-    #[cold]
-    pub(super) fn observed(&mut self, from: ObservedFrom, mut buffer: P::Buffer, process: impl FnOnce(&mut Self, P::Buffer)) {
-        let Some(mut capture) = self.capture.take() else { return process(self, buffer) };
-        // Frames of earlier packets leave now, so that all frames that are collected afterwards are of this packet.
-        self.egress.flush_ports(&mut self.tally);
-        let parsed = with_tags(&mut buffer, from.tags, |frame| capture.received(frame));
-        let (before, held) = (self.tally.clone(), self.held());
-        process(self, buffer);
-        self.egress.for_each_collected(|port, is_to_linux, buffer| capture.sends(port, is_to_linux, buffer.bytes()));
-        let sending = capture.sending();
-        let collected = self.tally.clone();
-        self.egress.flush_ports(&mut self.tally);
-        let is_refused = self.tally.dropped_since(&collected);
-        let outcome = match is_refused {
-            Some(reason) => Some(ObservedEnd::Outcome(PacketOutcome::Drop(reason))),
-            None => outcome(&before, &collected, sending, || capture.last_sent())
-                .map(ObservedEnd::Outcome)
-                .or_else(|| (self.held() > held).then_some(ObservedEnd::Waits)),
-        };
-        match outcome {
-            None => capture.leaves_to_owner(),
-            Some(end) if capture.matches() => {
-                let flow_use = match (collected.new_flows > before.new_flows, collected.hits > before.hits) {
-                    (true, _) => FlowUse::New,
-                    (false, true) => FlowUse::Known,
-                    (false, false) => FlowUse::None,
-                };
-                let (ends, flow) = match &parsed {
-                    Some(Parsed::V4(headers)) => (Some(ends(headers)), self.flow_of(headers)),
-                    Some(Parsed::V6(headers)) => (Some(ends(headers)), self.flow_of(headers)),
-                    Some(Parsed::Arp | Parsed::Other) | None => (None, None),
-                };
-                let ObservedFrom { port, source, now_ns: time_ns, .. } = from;
-                let packet = ObservedPacket { time_ns, port, source, ends, flow_use, flow, end };
-                capture.ended(packet, is_refused.is_none());
-            }
-            Some(_) => {}
+/// How many of the first packets of a burst are observed; none without a capture.
+pub(super) fn observes<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    packets: usize,
+    is_full: bool,
+    now_ns: u64,
+) -> usize {
+    engine.capture.as_mut().map_or(0, |capture| capture.observes(packets, is_full, now_ns))
+}
+
+/// Processes one packet by `process`, and reports it to the capture.
+#[cold]
+pub(super) fn observe_packet<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    from: ObservedFrom,
+    mut buffer: P::Buffer,
+    process: impl FnOnce(&mut Engine<P, O>, P::Buffer),
+) {
+    let Some(mut capture) = engine.capture.take() else { return process(engine, buffer) };
+    // Frames of earlier packets leave now, so that all frames that are collected afterwards are of this packet.
+    engine.output.egress.flush_ports(&mut engine.output.tally);
+    let parsed = with_tags(&mut buffer, from.tags, |frame| capture.received(frame));
+    let (before, held) = (engine.output.tally.clone(), engine.held());
+    process(engine, buffer);
+    engine.output.egress.for_each_collected(|port, is_to_linux, buffer| capture.sends(port, is_to_linux, buffer.bytes()));
+    let sending = capture.sending();
+    let collected = engine.output.tally.clone();
+    engine.output.egress.flush_ports(&mut engine.output.tally);
+    let is_refused = engine.output.tally.dropped_since(&collected);
+    let outcome = match is_refused {
+        Some(reason) => Some(ObservedEnd::Outcome(PacketOutcome::Drop(reason))),
+        None => outcome(&before, &collected, sending, || capture.last_sent())
+            .map(ObservedEnd::Outcome)
+            .or_else(|| (engine.held() > held).then_some(ObservedEnd::Waits)),
+    };
+    match outcome {
+        None => capture.leaves_to_owner(),
+        Some(end) if capture.matches() => {
+            let flow_use = match (collected.new_flows > before.new_flows, collected.hits > before.hits) {
+                (true, _) => FlowUse::New,
+                (false, true) => FlowUse::Known,
+                (false, false) => FlowUse::None,
+            };
+            let (ends, flow) = match &parsed {
+                Some(Parsed::V4(headers)) => (Some(ends(headers)), flow_of(engine, headers)),
+                Some(Parsed::V6(headers)) => (Some(ends(headers)), flow_of(engine, headers)),
+                Some(Parsed::Arp | Parsed::Other) | None => (None, None),
+            };
+            let ObservedFrom { port, source, now_ns: time_ns, .. } = from;
+            let packet = ObservedPacket { time_ns, port, source, ends, flow_use, flow, end };
+            capture.ended(packet, is_refused.is_none());
         }
-        self.capture = Some(capture);
+        Some(_) => {}
     }
+    engine.capture = Some(capture);
+}
 
-    /// Drops a packet that waited in vain.
-    pub(in crate::forward) fn drop_waiting(&mut self, arrival: Arrival, buffer: P::Buffer, reason: DropReason) {
-        if self.observes(1, false, arrival.now_ns) > 0 {
-            let from = ObservedFrom { source: PacketSource::Waited, ..arrival.into() };
-            self.observed(from, buffer, |engine, buffer| engine.drop(buffer, reason));
-        } else {
-            self.drop(buffer, reason);
-        }
+/// Drops a packet that waited in vain.
+pub(super) fn drop_waiting<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    arrival: Arrival,
+    buffer: P::Buffer,
+    reason: DropReason,
+) {
+    if observes(engine, 1, false, arrival.now_ns) > 0 {
+        let from = ObservedFrom { source: PacketSource::Waited, ..arrival.into() };
+        observe_packet(engine, from, buffer, |engine, buffer| engine.output.drop(buffer, reason));
+    } else {
+        engine.output.drop(buffer, reason);
     }
+}
 
-    /// Packets that wait.
-    fn held(&self) -> usize {
-        self.neighbours.queue.len() + self.datagrams.waiting()
-    }
-
-    /// The flow of a packet, as it is now.
-    fn flow_of<A: FlowFamily>(&self, headers: &Headers<A>) -> Option<CapturedFlow> {
-        let table = A::table(&self.tables);
-        let (index, _) = table.search(table.hash(&headers.tuple), &headers.tuple)?;
-        let flow = table.get(index);
-        let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
-        Some(CapturedFlow { belongs, shift: flow.shift })
-    }
+/// The flow of a packet, as it is now.
+fn flow_of<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(engine: &Engine<P, O>, headers: &Headers<A>) -> Option<CapturedFlow> {
+    let table = A::table(&engine.flows.tables);
+    let (index, _) = table.search(table.hash(&headers.tuple), &headers.tuple)?;
+    let flow = table.get(index);
+    let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
+    Some(CapturedFlow { belongs, shift: flow.shift })
 }
 
 /// Shows the frame of a packet as it arrived, with all its tags, and parses it without them.

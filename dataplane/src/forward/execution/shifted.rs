@@ -6,7 +6,15 @@
 //!
 //! Not here: when the header leaves and which numbers change (`flow::state`), and bytes (`rewrite`).
 
+<<<<<<< HEAD:dataplane/src/forward/related/shifted.rs
 use crate::flow::{BackendStep, ClientStep, Direction, Flow, FlowState, HeaderStage, SegmentHead, Shift};
+=======
+use crate::flow::{
+    BackendStep, ClientStep, Direction, Flow, FlowState, HeaderStage, SegmentHead, Shift,
+};
+use super::answers::reply;
+use super::departure::forward_nat;
+>>>>>>> shift:dataplane/src/forward/execution/shifted.rs
 use crate::forward::decide::{Answer, FlowFamily, NatForward, exit_by};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
@@ -21,18 +29,18 @@ use crate::stats::DropReason;
 use crate::wire::{Buffer, Headers, Transport, tcp_flags};
 
 /// Forwards a packet of a shifted flow.
-pub(in crate::forward) fn forward<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
+pub(super) fn forward_shifted<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P, O>,
     at: Ingress<'_>,
     buffer: P::Buffer,
     headers: &Headers<A>,
     nat: NatForward<'_>,
 ) {
-    let flow = engine.flows::<A>().0.get(nat.flow);
+    let flow = engine.flows.table::<A>().get(nat.flow);
     match (flow.shift, headers.transport, nat.direction) {
         (Some(shift), Transport::Tcp { .. }, direction) => {
             let Some(head) = segment_head(buffer.bytes(), headers) else {
-                return engine.drop_of_service(at.snapshot, buffer, headers, DropReason::Malformed);
+                return engine.output.drop_of_service(at.snapshot, buffer, headers, DropReason::Malformed);
             };
             let packet = ShiftedPacket { flow: &flow, shift, head, nat, headers };
             match direction {
@@ -41,7 +49,7 @@ pub(in crate::forward) fn forward<A: FlowFamily, P: Port, O: Observe<P::Buffer>>
             }
         }
         (Some(shift), Transport::Udp, Direction::ToBackend) => datagram(engine, at, buffer, headers, nat, &flow, &shift),
-        _ => engine.forward_nat(at.snapshot, buffer, headers, nat),
+        _ => forward_nat(engine, at.snapshot, buffer, headers, nat),
     }
 }
 
@@ -70,7 +78,7 @@ fn to_backend<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     if head.flags & tcp_flags::SYN != 0 {
         remove_unshiftable(buffer.bytes_mut(), headers);
         let cut = if head.data_len > 0 { cut_data(&mut buffer, headers) } else { None };
-        return engine.forward_nat(at.snapshot, buffer, cut.as_ref().unwrap_or(headers), nat);
+        return forward_nat(engine, at.snapshot, buffer, cut.as_ref().unwrap_or(headers), nat);
     }
     let before = shift.stage();
     let header = proxy_header(shift.version(), &flow.tuple(Direction::ToBackend));
@@ -83,7 +91,7 @@ fn to_backend<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
             step = ClientStep::BehindHeader;
         }
     }
-    engine.flows::<A>().0.set_shift(nat.flow, shift);
+    engine.flows.table::<A>().set_shift(nat.flow, shift);
     match step {
         ClientStep::Prefixed => count_header(engine, before),
         ClientStep::BehindHeader => {
@@ -98,7 +106,7 @@ fn to_backend<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     if matches!(step, ClientStep::BehindHeader | ClientStep::Shifted | ClientStep::Twice) {
         renumber_segment(buffer.bytes_mut(), headers, &shift.numbers(), Direction::ToBackend);
     }
-    engine.forward_nat(at.snapshot, buffer, longer.as_ref().unwrap_or(headers), nat);
+    forward_nat(engine, at.snapshot, buffer, longer.as_ref().unwrap_or(headers), nat);
 }
 
 fn to_client<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
@@ -114,10 +122,10 @@ fn to_client<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     let ends_first =
         matches!(flow.state, FlowState::TcpRefused | FlowState::TcpHalfClosedByBackend | FlowState::TcpResetByBackend);
     if shift.is_refusal(&head) && ends_first {
-        engine.counters.proxy_headers_refused.add(1);
+        engine.output.counters.proxy_headers_refused.add(1);
     }
     if flow.shift != Some(shift) {
-        engine.flows::<A>().0.set_shift(nat.flow, shift);
+        engine.flows.table::<A>().set_shift(nat.flow, shift);
     }
     match step {
         BackendStep::Consumed { is_repeated } => {
@@ -125,7 +133,7 @@ fn to_client<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
                 let stamps = timestamps(buffer.bytes(), headers);
                 repeat_header(engine, at, flow, &shift, stamps);
             }
-            engine.drop(buffer, DropReason::HeaderAwaited);
+            engine.output.drop(buffer, DropReason::HeaderAwaited);
         }
         BackendStep::Passes { window_less, without_sack } => {
             if without_sack {
@@ -135,7 +143,7 @@ fn to_client<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
                 shrink_window(buffer.bytes_mut(), headers, window_less);
             }
             renumber_segment(buffer.bytes_mut(), headers, &shift.numbers(), Direction::ToClient);
-            engine.forward_nat(at.snapshot, buffer, headers, nat);
+            forward_nat(engine, at.snapshot, buffer, headers, nat);
         }
     }
 }
@@ -155,26 +163,26 @@ fn datagram<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     let fits = usize::from(headers.packet_len) + header.len() <= usize::from(mtu);
     if !fits && headers.dont_fragment {
         let mtu = mtu.saturating_sub(shift.header_len().into());
-        return engine.reply(at, buffer, headers, Answer::TooBig { mtu });
+        return reply(engine, at, buffer, headers, Answer::TooBig { mtu });
     }
     let longer = if fits || !headers.has_options() { prefix(&mut buffer, headers, &header) } else { None };
     let Some(longer) = longer else {
-        return engine.drop_of_service(at.snapshot, buffer, headers, DropReason::TooBig);
+        return engine.output.drop_of_service(at.snapshot, buffer, headers, DropReason::TooBig);
     };
-    engine.counters.proxy_headers_sent.add(1);
-    engine.forward_nat(at.snapshot, buffer, &longer, nat);
+    engine.output.counters.proxy_headers_sent.add(1);
+    forward_nat(engine, at.snapshot, buffer, &longer, nat);
 }
 
 /// Counts a header that left; `before`: when its stage was this.
-fn count_header<P: Port, O>(engine: &Engine<P, O>, before: HeaderStage) {
-    let counters = &engine.counters;
+fn count_header<P: Port, O: Observe<P::Buffer>>(engine: &Engine<P, O>, before: HeaderStage) {
+    let counters = &engine.output.counters;
     let counter = if before == HeaderStage::Owed { &counters.proxy_headers_sent } else { &counters.proxy_headers_again };
     counter.add(1);
 }
 
 /// Sends the header by itself. Returns false when there is no buffer, or it does not fit the exit.
 #[cold]
-fn send_header<A: FlowFamily, P: Port, O>(
+fn send_header<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P, O>,
     flow: &Flow<A>,
     shift: &Shift,
@@ -189,7 +197,7 @@ fn send_header<A: FlowFamily, P: Port, O>(
 
 /// Sends the header again in answer to a segment of the backend with these timestamps, which says that it is missing.
 #[cold]
-fn repeat_header<A: FlowFamily, P: Port, O>(
+fn repeat_header<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     engine: &mut Engine<P, O>,
     at: Ingress<'_>,
     flow: &Flow<A>,
@@ -197,31 +205,30 @@ fn repeat_header<A: FlowFamily, P: Port, O>(
     stamps: Option<Timestamps>,
 ) {
     let tuple = flow.tuple(Direction::ToBackend);
-    let hash = A::table(&engine.tables).hash(&tuple);
+    let hash = engine.flows.table::<A>().hash(&tuple);
     let next_hop = at.snapshot.backend(flow.backend).map(|backend| backend.next_hop);
     let Some(Ok(exit)) = next_hop.map(|next_hop| exit_by(at.snapshot, next_hop, hash)) else { return };
     // The client's last timestamp that the backend knows.
     let stamps = stamps.map(|Timestamps { value, echo }| Timestamps { value: echo, echo: value });
     if send_header(engine, flow, shift, stamps, &proxy_header(shift.version(), &tuple), exit) {
-        engine.counters.proxy_headers_again.add(1);
+        engine.output.counters.proxy_headers_again.add(1);
     }
 }
 
 /// Sends the RST of a client as it is, besides the one with shifted numbers.
 #[cold]
-fn send_reset<A: FlowFamily, P: Port, O>(engine: &mut Engine<P, O>, flow: &Flow<A>, head: &SegmentHead, exit: &Exit) {
+fn send_reset<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, flow: &Flow<A>, head: &SegmentHead, exit: &Exit) {
     let reset = Reset::new(flow.tuple(Direction::ToClient).reversed(), head.sequence, None, *exit);
     send(engine, exit, |buffer| write_reset(buffer, &reset));
 }
 
 /// Originates a packet. Returns false when there is no buffer, or nothing was written.
-fn send<P: Port, O>(engine: &mut Engine<P, O>, exit: &Exit, write: impl FnOnce(&mut P::Buffer) -> bool) -> bool {
-    let Some(mut buffer) = engine.egress.allocate(exit.port) else { return false };
+fn send<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, exit: &Exit, write: impl FnOnce(&mut P::Buffer) -> bool) -> bool {
+    let Some(mut buffer) = engine.output.egress.allocate(exit.port) else { return false };
     if !write(&mut buffer) {
-        engine.egress.discard(buffer);
+        engine.output.egress.discard(buffer);
         return false;
     }
-    engine.tally.originated += 1;
-    engine.egress.send_tagged(exit.port, exit.link.tags(), buffer, &mut engine.tally);
+    engine.output.originate(exit.port, exit.link.tags(), buffer);
     true
 }
