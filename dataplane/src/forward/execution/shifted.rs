@@ -6,15 +6,9 @@
 //!
 //! Not here: when the header leaves and which numbers change (`flow::state`), and bytes (`rewrite`).
 
-<<<<<<< HEAD:dataplane/src/forward/related/shifted.rs
-use crate::flow::{BackendStep, ClientStep, Direction, Flow, FlowState, HeaderStage, SegmentHead, Shift};
-=======
-use crate::flow::{
-    BackendStep, ClientStep, Direction, Flow, FlowState, HeaderStage, SegmentHead, Shift,
-};
 use super::answers::reply;
 use super::departure::forward_nat;
->>>>>>> shift:dataplane/src/forward/execution/shifted.rs
+use crate::flow::{BackendStep, ClientStep, Direction, Flow, FlowState, HeaderStage, SegmentHead, Shift};
 use crate::forward::decide::{Answer, FlowFamily, NatForward, exit_by};
 use crate::forward::engine::Engine;
 use crate::forward::observer::Observe;
@@ -217,13 +211,22 @@ fn repeat_header<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
 
 /// Sends the RST of a client as it is, besides the one with shifted numbers.
 #[cold]
-fn send_reset<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, flow: &Flow<A>, head: &SegmentHead, exit: &Exit) {
+fn send_reset<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    flow: &Flow<A>,
+    head: &SegmentHead,
+    exit: &Exit,
+) {
     let reset = Reset::new(flow.tuple(Direction::ToClient).reversed(), head.sequence, None, *exit);
     send(engine, exit, |buffer| write_reset(buffer, &reset));
 }
 
 /// Originates a packet. Returns false when there is no buffer, or nothing was written.
-fn send<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, exit: &Exit, write: impl FnOnce(&mut P::Buffer) -> bool) -> bool {
+fn send<P: Port, O: Observe<P::Buffer>>(
+    engine: &mut Engine<P, O>,
+    exit: &Exit,
+    write: impl FnOnce(&mut P::Buffer) -> bool,
+) -> bool {
     let Some(mut buffer) = engine.output.egress.allocate(exit.port) else { return false };
     if !write(&mut buffer) {
         engine.output.egress.discard(buffer);
