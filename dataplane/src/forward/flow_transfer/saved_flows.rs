@@ -350,7 +350,7 @@ impl PartWriter {
         for number in [backend, idle, numbers[0], numbers[1], unanswered] {
             to.extend(number.to_le_bytes());
         }
-        let mode = flow.mode.number(flow.shift.is_some()) as u8;
+        let [mode, ..] = flow.mode.number(flow.shift.is_some()).to_le_bytes();
         to.extend([flow.state as u8, mode, flow.packets, flow.tags.proven.into()]);
         if let Some(shift) = flow.shift {
             (if A::BYTES == <u32 as Address>::BYTES { &mut self.shifts_v4 } else { &mut self.shifts_v6 }).extend(shift.saved());

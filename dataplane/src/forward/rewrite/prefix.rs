@@ -81,7 +81,7 @@ pub fn prefix<A: Address>(buffer: &mut impl Buffer, headers: &Headers<A>, bytes:
     frame.get_mut(place.end..place.end + bytes.len())?.copy_from_slice(bytes);
     set_lengths(frame, &longer, added, true)?;
     // At an odd offset each byte of the data is in the other half of a word.
-    let moved = if bytes.len() % 2 == 0 { data } else { data.swap_bytes() };
+    let moved = if bytes.len().is_multiple_of(2) { data } else { data.swap_bytes() };
     let after = place.sum(frame, &longer)? + sum(bytes) + u64::from(moved);
     set_checksum(frame, &place, difference(before + u64::from(data), after))?;
     Some(longer)

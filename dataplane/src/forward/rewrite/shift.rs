@@ -221,3 +221,159 @@ fn pad_options(header: &mut [u8], kinds: &[u8]) {
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::forward::rewrite::{cut_data, prefix};
+    use crate::testing::{Bytes, Packet, Segment, assert_checksums, transport_checksum, v4, v6};
+    use crate::wire::Buffer;
+
+    /// A segment with these options (a multiple of 4 bytes), with a correct checksum.
+    fn packet(is_v4: bool, flags: u8, numbers: [u32; 2], options: &[u8], data: &[u8]) -> Packet {
+        let (from, to) = if is_v4 { ("198.51.100.7", "192.0.2.100") } else { ("2001:db8::7", "2001:db8::100") };
+        let (from, to): (IpAddr, IpAddr) = (from.parse().unwrap(), to.parse().unwrap());
+        let words = u8::try_from(5 + options.len() / 4).unwrap();
+        let mut bytes = [&[0x15, 0xb3, 0, 80][..], &numbers[0].to_be_bytes(), &numbers[1].to_be_bytes()].concat();
+        bytes.extend([words << 4, flags, 0x20, 0, 0, 0, 0, 9]);
+        bytes.extend(options.iter().chain(data));
+        let sum = transport_checksum(from, to, 6, &bytes);
+        bytes[16..18].copy_from_slice(&sum.to_be_bytes());
+        Packet::between(from, to, Segment::Other { protocol: 6 }).payload(&bytes)
+    }
+
+    /// The frame after a change of it.
+    fn changed(packet: &Packet, change: impl Fn(&mut Bytes, Ends<'_>)) -> Vec<u8> {
+        let mut buffer = Bytes::new(packet.build());
+        let frame = buffer.frame.clone();
+        if packet.source.is_ipv4() {
+            change(&mut buffer, Ends::V4(&v4(&frame)))
+        } else {
+            change(&mut buffer, Ends::V6(&v6(&frame)))
+        }
+        buffer.frame
+    }
+
+    enum Ends<'h> {
+        V4(&'h Headers<u32>),
+        V6(&'h Headers<u128>),
+    }
+
+    fn renumbered(packet: &Packet, numbers: &NumberShift, direction: Direction) -> Vec<u8> {
+        changed(packet, |buffer, headers| match headers {
+            Ends::V4(headers) => renumber(buffer.bytes_mut(), headers, numbers, direction),
+            Ends::V6(headers) => renumber(buffer.bytes_mut(), headers, numbers, direction),
+        })
+    }
+
+    const ACK: u8 = tcp_flags::ACK;
+
+    /// A shift of both streams and both clocks.
+    fn shift() -> NumberShift {
+        NumberShift {
+            client: StreamShift { offset: 28, begins: Some(0xffff_fff0) },
+            backend: StreamShift { offset: 1_000, begins: None },
+            client_clock: 5,
+            backend_clock: 0xffff_ffff,
+        }
+    }
+
+    #[test]
+    fn streams_and_clocks_of_both_sides_shift_in_both_directions() {
+        let stamps = |value: u32, echo: u32| [&[1, 1, 8, 10][..], &value.to_be_bytes(), &echo.to_be_bytes()].concat();
+        let sack = |left: u32, right: u32| [&[1, 1, 5, 10][..], &left.to_be_bytes(), &right.to_be_bytes()].concat();
+        for is_v4 in [true, false] {
+            let sent = packet(is_v4, ACK, [0xffff_fff0, 5_000], &[stamps(7, 9), sack(6_000, 7_000)].concat(), b"x");
+            let seen = packet(is_v4, ACK, [12, 4_000], &[stamps(12, 10), sack(5_000, 6_000)].concat(), b"x");
+            assert_eq!(renumbered(&sent, &shift(), Direction::ToBackend), seen.build());
+            let sent = packet(is_v4, ACK, [5_000, 12], &[stamps(9, 12), sack(40, 60)].concat(), b"x");
+            let seen = packet(is_v4, ACK, [6_000, 0xffff_fff0], &[stamps(8, 7), sack(12, 32)].concat(), b"x");
+            assert_eq!(renumbered(&sent, &shift(), Direction::ToClient), seen.build());
+            // Without ACK nothing is acknowledged or echoed; a SYN is before all that is inserted.
+            let sent = packet(is_v4, tcp_flags::RST, [5_000, 12], &stamps(9, 12), b"");
+            let seen = packet(is_v4, tcp_flags::RST, [6_000, 12], &stamps(8, 12), b"");
+            assert_eq!(renumbered(&sent, &shift(), Direction::ToClient), seen.build());
+            let sent = packet(is_v4, tcp_flags::SYN | ACK, [5_000, 0xffff_fff0], &[], b"");
+            assert_eq!(renumbered(&sent, &shift(), Direction::ToClient), sent.build());
+        }
+    }
+
+    #[test]
+    fn options_that_are_cut_off_or_malformed_stay() {
+        for options in [&[5, 10, 0, 0][..], &[5, 1, 1, 1], &[8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[0, 0, 5, 10], &[1, 1, 1, 5]]
+        {
+            let sent = packet(true, ACK, [0, 0], options, b"data");
+            let frame = renumbered(&sent, &NumberShift { client_clock: 1, ..NumberShift::default() }, Direction::ToBackend);
+            assert_eq!(frame, sent.build(), "{options:?}");
+        }
+    }
+
+    proptest! {
+        /// Checksums after any change equal those of a full computation.
+        #[test]
+        fn whatever_changes_the_checksum_is_right(
+            is_v4 in any::<bool>(), flags in any::<u8>(), numbers in any::<[u32; 2]>(), words in 0_usize..10,
+            noise in prop::collection::vec(any::<u8>(), 40), data in prop::collection::vec(any::<u8>(), 0..300),
+            header in prop::collection::vec(any::<u8>(), 1..108), padding in 0_usize..8,
+        ) {
+            let mut sent = packet(is_v4, flags, numbers, &noise[..4 * words], &data);
+            sent.padding = padding;
+            assert_checksums(&renumbered(&sent, &shift(), Direction::ToBackend));
+            assert_checksums(&renumbered(&sent, &shift(), Direction::ToClient));
+            let prefixed = changed(&sent, |buffer, headers| match headers {
+                Ends::V4(headers) => assert!(prefix(buffer, headers, &header).is_some()),
+                Ends::V6(headers) => assert!(prefix(buffer, headers, &header).is_some()),
+            });
+            assert_checksums(&prefixed);
+            let network = if is_v4 { 34 } else { 54 };
+            let at = network + 20 + 4 * words;
+            prop_assert_eq!(&prefixed[at..at + header.len()], &header[..]);
+            prop_assert_eq!(&prefixed[at + header.len()..at + header.len() + data.len()], &data[..]);
+            let cut = changed(&sent, |buffer, headers| match headers {
+                Ends::V4(headers) => assert!(cut_data(buffer, headers).is_some()),
+                Ends::V6(headers) => assert!(cut_data(buffer, headers).is_some()),
+            });
+            assert_checksums(&cut);
+            for change in [remove_sack::<u32>, remove_unshiftable::<u32>] {
+                if is_v4 {
+                    let mut frame = sent.build();
+                    let headers = v4(&frame);
+                    change(&mut frame, &headers);
+                    assert_checksums(&frame);
+                }
+            }
+        }
+
+        #[test]
+        fn a_wrong_checksum_stays_wrong(wrong in 1_u16..0xffff, header in prop::collection::vec(any::<u8>(), 1..108)) {
+            let mut frame = packet(true, ACK, [7, 8], &[], b"some data").build();
+            let right = u16::from_be_bytes([frame[50], frame[51]]);
+            frame[50..52].copy_from_slice(&apply(right, wrong).to_be_bytes());
+            let headers = v4(&frame);
+            renumber(&mut frame, &headers, &shift(), Direction::ToBackend);
+            let mut buffer = Bytes::new(frame);
+            prefix(&mut buffer, &headers, &header).unwrap();
+            let transport = &buffer.frame[34..];
+            let sum = transport_checksum("198.51.100.7".parse().unwrap(), "192.0.2.100".parse().unwrap(), 6, transport);
+            prop_assert_ne!(sum, 0);
+        }
+
+        #[test]
+        fn arbitrary_bytes_cause_no_panic(mut noise in prop::collection::vec(any::<u8>(), 60..200), header_len in 0_u8..16) {
+            let mut frame = packet(true, ACK, [7, 8], &[1; 8], &noise).build();
+            noise.truncate(28);
+            frame[34..62].copy_from_slice(&noise);
+            frame[46] = header_len << 4 | frame[46] & 15;
+            let headers = v4(&packet(true, ACK, [7, 8], &[1; 8], b"").build());
+            renumber(&mut frame, &headers, &shift(), Direction::ToBackend);
+            let _ = (segment_head(&frame, &headers), timestamps(&frame, &headers), window_scale(&frame, &headers));
+            let mut buffer = Bytes::new(frame);
+            let _ = prefix(&mut buffer, &headers, b"PROXY");
+            let _ = cut_data(&mut buffer, &headers);
+        }
+    }
+}

@@ -2,12 +2,8 @@
 //! processes and gateways, and two real TCP state machines that talk through the gateway over a bad network.
 //! Deliberately not here: which Services have such flows (`control`).
 
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 mod bridge;
 mod errors;
-#[path = "../rig/mod.rs"]
-mod rig;
 mod rows;
 mod streams;
 mod transfer;

@@ -143,16 +143,17 @@ pub struct Kind {
 impl Kind {
     pub const V2: Self = Self { version: ProxyProtocol::V2, family: Family::V4, mode: Mode::Nat, initial: 0x1000_0000 };
 
-    /// Both versions, families and modes, and numbers that wrap in the header, behind it, or far away.
+    /// Both versions, families and modes, each with numbers that wrap somewhere else: inside the header, behind it, or
+    /// far away.
     pub fn all() -> impl Iterator<Item = Self> {
+        let initials = [0x1000_0000, 0xffff_fff0, 0xffff_ff80].into_iter().cycle();
         let versions = [ProxyProtocol::V1, ProxyProtocol::V2].into_iter();
-        versions.flat_map(|version| {
-            [Family::V4, Family::V6].into_iter().flat_map(move |family| {
-                [Mode::Nat, Mode::Dnat].into_iter().flat_map(move |mode| {
-                    [0x1000_0000, 0xffff_fff0, 0xffff_ff80].map(move |initial| Self { version, family, mode, initial })
-                })
-            })
-        })
+        let kinds = versions.flat_map(|version| {
+            [Family::V4, Family::V6]
+                .into_iter()
+                .flat_map(move |family| [Mode::Nat, Mode::Dnat].map(|mode| Self { version, family, mode, initial: 0 }))
+        });
+        kinds.zip(initials).map(|(kind, initial)| Self { initial, ..kind })
     }
 }
 

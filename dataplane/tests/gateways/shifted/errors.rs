@@ -4,7 +4,7 @@ use dataplane::tcp_flags::{ACK, PSH};
 use dataplane::testing::{Packet, Segment, assert_checksums};
 use proto::Family;
 
-use crate::bridge::{Bridge, Kind};
+use super::bridge::{Bridge, Kind};
 use crate::rig::{CLUSTER, UPLINK};
 
 /// An error of a router behind the gateway about a packet that left for the backend, whose next link has this MTU.
