@@ -260,9 +260,18 @@ fn expected(scheme: &str, bytes: usize) -> Vec<String> {
 
 /// The connections to one port in both families, with what is expected of each.
 struct Opened {
+    server: &'static str,
     what: String,
     expected: Vec<String>,
     child: Child,
+}
+
+/// The end of the log of a server, for a message.
+fn log_end(bed: &Bed, server: &str) -> String {
+    let backend = SERVERS.iter().find(|known| known.name == server).map_or(0, |known| known.backend);
+    let text = fs::read_to_string(bed.edge.path(&format!("b{backend}/log"))).unwrap_or_default();
+    let lines: Vec<_> = text.lines().rev().take(40).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
 /// Opens all connections of a load, with and without headers, and waits until each has ended as expected.
@@ -276,6 +285,7 @@ fn assert_connections_end_well(bed: &Bed, load: Load) {
                 // A server answers otherwise when it has a file of the name.
                 let name = |n: usize| format!("{number}-{}-{loss_percent}-{n}", vip.len());
                 let each = (0..connections).map(|n| Opened {
+                    server: server.name,
                     what: what.clone(),
                     expected: expected(port.scheme, bytes),
                     child: connection(&bed.edge, port.scheme, &vip, number, &name(n)),
@@ -284,11 +294,12 @@ fn assert_connections_end_well(bed: &Bed, load: Load) {
             }
         }
     }
-    for Opened { what, expected, child } in opened {
+    for Opened { server, what, expected, child } in opened {
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let lines: Vec<_> = text.lines().map(|line| line.replace(" 2.0.0", "")).collect();
-        assert_eq!(lines, expected, "{what}: {}; drops {:?}", output.status, bed.edge.drops());
+        let (status, drops) = (output.status, bed.edge.drops());
+        assert_eq!(lines, expected, "{what}: {status}; drops {drops:?}; the server's log:\n{}", log_end(bed, server));
     }
 }
 

@@ -25,7 +25,7 @@ http {
   client_max_body_size 16m;
   client_body_temp_path $dir/body;
   root $dir/files;
-  keepalive_timeout 120s;
+  keepalive_timeout 600s; client_header_timeout 600s; client_body_timeout 600s; send_timeout 600s;
   $2
 }
 CONF
@@ -56,8 +56,8 @@ defaults
   log global
   log-format "%ci %fp %HM %ST"
   timeout connect 10s
-  timeout client 120s
-  timeout server 120s
+  timeout client 600s
+  timeout server 600s
   default_backend files
 frontend with_headers
   bind :8081 accept-proxy
@@ -98,8 +98,8 @@ disable_dns_lookups = yes
 smtpd_peername_lookup = no
 smtpd_relay_restrictions = permit_auth_destination, reject
 smtpd_client_connection_count_limit = 0
-smtpd_upstream_proxy_timeout = 120s
-smtpd_timeout = 120s
+smtpd_upstream_proxy_timeout = 600s
+smtpd_timeout = 600s
 message_size_limit = 16000000
 CONF
   cat >"$dir/etc/master.cf" <<CONF
