@@ -11,7 +11,8 @@ mod edge;
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::UdpSocket;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -452,5 +453,70 @@ fn probes_send_the_header_that_their_port_expects() {
         let is_there = !bed.servers.iter().any(|server| server.name == "haproxy");
         (is_there || text.lines().any(|line| line.starts_with("10.0.0.2 8081 GET"))).then_some(())
     });
+    bed.edge.assert_account();
+}
+
+/// Sends a line of a protocol, and reads until `end` has come.
+fn exchange(stream: &mut TcpStream, line: &str, end: &str) {
+    stream.write_all(line.as_bytes()).unwrap();
+    let mut text = String::new();
+    while !text.contains(end) {
+        let mut buffer = [0; 4096];
+        let length = stream.read(&mut buffer).unwrap();
+        assert_ne!(length, 0, "closed after {text:?}");
+        text.push_str(&String::from_utf8_lossy(&buffer[..length]));
+    }
+}
+
+/// Numbers stay shifted over a restart: one connection has exchanged data, the other has only heard the server.
+#[test]
+fn connections_with_headers_outlive_a_restart_of_the_gateway() {
+    let Some(mut bed) = Bed::new("PROXY headers over a restart", "prxrest") else { return };
+    let manifests: Vec<_> = bed.servers.iter().map(|server| server.service("sluice.dev/health-check: none")).collect();
+    bed.start(&manifests.concat());
+    for place in ["b11/files/file", "b12/files/file"] {
+        let _ = fs::write(bed.edge.path(place), "of the file\n");
+    }
+    let ask_file = "GET /file HTTP/1.1\r\nHost: shop\r\n\r\n";
+    let mut connections = Vec::new();
+    for server in &bed.servers {
+        let port = server.ports[0].with;
+        for vip in server.vips() {
+            let address = SocketAddr::new(vip.parse().unwrap(), port);
+            let mut stream = bed.edge.in_namespace("client", || TcpStream::connect_timeout(&address, edge::DEADLINE)).unwrap();
+            stream.set_read_timeout(Some(edge::DEADLINE)).unwrap();
+            let (line, end) = match server.name {
+                "postfix" => ("EHLO shop\r\n", "250 "),
+                _ => (ask_file, "of the file\n"),
+            };
+            if server.name == "postfix" {
+                exchange(&mut stream, "", "220 ");
+            } else {
+                exchange(&mut stream, line, end);
+            }
+            connections.push((stream, line, end));
+        }
+    }
+    let flows = || {
+        let call = async |mut client: proto::v1::admin_client::AdminClient<_>| {
+            Some(client.list_flows(proto::v1::ListFlowsRequest::default()).await.ok()?.into_inner().flows)
+        };
+        bed.edge.admin(call).unwrap_or_default()
+    };
+    let taken = |flows: &[proto::v1::FlowStatus]| {
+        let of_v2 = flows.iter().filter(|flow| flow.proxy_header == "taken" && [28, 52].contains(&flow.shift)).count();
+        (of_v2, flows.iter().filter(|flow| flow.proxy_header == "taken").count())
+    };
+    let version_2 = 2 * bed.servers.iter().filter(|server| server.version == "v2").count();
+    until("every header is taken", || {
+        let (of_v2, all) = taken(&flows());
+        (of_v2 >= version_2 && all == connections.len()).then_some(())
+    });
+    assert_eq!(bed.edge.stop(false), Some(0), "{}", bed.edge.log());
+    bed.edge.start();
+    bed.edge.script(". tests/edge/router.sh; route_to_router 192.0.2.1 2001:db8::1");
+    for (mut stream, line, end) in connections {
+        exchange(&mut stream, line, end);
+    }
     bed.edge.assert_account();
 }
