@@ -4,6 +4,9 @@ const NONE: Option<ProxyProtocol> = None;
 const FIRST: Option<ProxyProtocol> = Some(V1);
 const SECOND: Option<ProxyProtocol> = Some(V2);
 
+/// Annotations, and what is expected of them.
+type Row<'a, T> = (&'a [(&'a str, &'a str)], T);
+
 /// Ports 80 (http), 443 (https), UDP 443 (h3) and SCTP 9 of a Service.
 fn ports() -> Vec<PortSpec> {
     let port = |name: &str, protocol, port| PortSpec {
@@ -54,7 +57,7 @@ fn ours_choose_ports_by_number_and_name() {
 /// Rows: annotations, and what the message must contain.
 #[test]
 fn what_ours_cannot_mean_is_an_error_with_the_remedy() {
-    let rows: [(&[(&str, &str)], &[&str]); 8] = [
+    let rows: [Row<'_, &[&str]>; 8] = [
         (&[(OURS, "v3")], &[OURS, "\"v3\"", "v1 or v2"]),
         (&[(OURS, "*")], &[OURS, "\"*\"", "v1 or v2"]),
         (&[(OUR_PORTS, "443")], &[OUR_PORTS, "sluice.dev/proxy-protocol with v1 or v2"]),
@@ -74,7 +77,7 @@ fn what_ours_cannot_mean_is_an_error_with_the_remedy() {
 fn the_annotations_of_aws_mean_what_its_controller_does() {
     let of_80 = format!("{AWS_ATTRIBUTES}.80");
     let placement = "proxy_protocol_v2.enabled=true,proxy_protocol_v2.client_to_server.header_placement=on_first_ack";
-    let rows: [(&[(&str, &str)], [Option<ProxyProtocol>; 4]); 6] = [
+    let rows: [Row<'_, [Option<ProxyProtocol>; 4]>; 6] = [
         (&[(AWS_ALL, "*")], [SECOND, SECOND, SECOND, NONE]),
         (&[(AWS_PORTS, "80, 9")], [SECOND, NONE, NONE, NONE]),
         (&[(AWS_ATTRIBUTES, placement)], [SECOND, SECOND, SECOND, NONE]),
