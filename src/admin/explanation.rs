@@ -200,7 +200,6 @@ fn rewrite(leaves: &Leaves) -> v1::ExplainedRewrite {
         tunnel_source,
         tunnel_destination,
         snat_port_early: leaves.is_port_early,
-        ..v1::ExplainedRewrite::default()
     }
 }
 

@@ -315,7 +315,9 @@ pub(super) fn accounts(workers: &Workers, loads: &[Arc<Load>], flows_max: u64) -
             busy_cycles: reading.busy_cycles,
             flows_max,
             stalled: load.is_stalled(),
-            ..v1::Account::default()
+            proxy_headers_sent: counters.proxy_headers_sent.get(),
+            proxy_headers_again: counters.proxy_headers_again.get(),
+            proxy_headers_refused: counters.proxy_headers_refused.get(),
         }
     };
     (0..).zip(workers.iter().zip(loads)).map(of).collect()
