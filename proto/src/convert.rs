@@ -34,12 +34,15 @@ use fields::{address_of, family, family_number, milliseconds, optional_duration,
 
 use crate::{
     AddressRange, AffinityScope, Announce, Backend, BackendState, EarlierBackends, Family, Generation, HealthCheck,
-    InitialHealth, MaglevSpec, Mode, NodeSets, Pool, PoolBgp, Protocol, Refusal, Service, ServicePort, StatusRanges,
-    ZoneBackends, limits, v1,
+    InitialHealth, MaglevSpec, Mode, NodeSets, Pool, PoolBgp, Protocol, ProxyProtocol, Refusal, Service, ServicePort,
+    StatusRanges, ZoneBackends, limits, v1,
 };
 
 /// Bytes of the content hash of a Service: the probability of a collision among 65,536 Services is 2^-97.
 const HASH_BYTES: usize = 16;
+
+/// Follows the mode of a Service with a PROXY header.
+const PROXY_PROTOCOL_SUFFIX: &str = "+proxy-protocol";
 
 /// The content hash of a Service: the first 16 bytes of the SHA-256 of its encoding with `hash` empty.
 #[must_use]
@@ -133,7 +136,7 @@ impl From<&Service> for v1::Service {
         let mut message = Self {
             namespace: service.name.namespace.clone(),
             name: service.name.name.clone(),
-            mode: service.mode.as_str().to_owned(),
+            mode: mode_text(service),
             target: service.target.as_str().to_owned(),
             scheduler: service.scheduler.as_str().to_owned(),
             health: Some(v1::HealthCheck::from(&service.health)),
@@ -166,7 +169,8 @@ impl TryFrom<v1::Service> for Service {
 /// # Errors
 /// When the message is not a valid Service.
 pub fn service(message: v1::Service, sets: &NodeSets) -> Result<Service, ConvertError> {
-    let mode: Mode = message.mode.parse().map_err(ConvertError::Mode)?;
+    let mode = message.mode.strip_suffix(PROXY_PROTOCOL_SUFFIX).unwrap_or(&message.mode);
+    let mode: Mode = mode.parse().map_err(ConvertError::Mode)?;
     Ok(Service {
         name: service_name(&format!("{}/{}", message.namespace, message.name))?,
         mode,
@@ -182,6 +186,13 @@ pub fn service(message: v1::Service, sets: &NodeSets) -> Result<Service, Convert
         refusal: message.refusal.map(Refusal::try_from).transpose()?,
         ports: message.ports.into_iter().map(|port| service_port(port, mode, sets)).collect::<Result<_, _>>()?,
     })
+}
+
+/// The mode as it is sent: a gateway that does not know PROXY headers must not forward to backends that expect them, and
+/// an unknown mode is what makes it refuse the Service.
+fn mode_text(service: &Service) -> String {
+    let has_header = service.ports.iter().any(|port| port.proxy_protocol.is_some());
+    format!("{}{}", service.mode, if has_header { PROXY_PROTOCOL_SUFFIX } else { "" })
 }
 
 /// Networks as they are sent.
@@ -291,6 +302,7 @@ impl From<&ServicePort> for v1::ServicePort {
             node_set: port.nodes.as_ref().map(|at| at.set.name.clone()).unwrap_or_default(),
             port_at_nodes: port.nodes.as_ref().map_or(0, |at| at.port.into()),
             earlier: port.earlier.iter().map(earlier).collect(),
+            proxy_protocol: port.proxy_protocol.map(|version| version.as_str().to_owned()).unwrap_or_default(),
         }
     }
 }
@@ -309,9 +321,10 @@ fn service_port(message: v1::ServicePort, mode: Mode, sets: &NodeSets) -> Result
     let nodes = backends::nodes_at(&message, family_of_backends, sets)?;
     let listed = backends::listed(family_of_backends, &message.backends)?;
     let earlier = message.earlier.iter().map(|one| earlier(one, family_of_backends)).collect::<Result<Vec<_>, _>>()?;
+    let protocol = protocol.ok_or(ConvertError::Protocol(message.protocol))?;
     Ok(ServicePort {
         name: message.name,
-        protocol: protocol.ok_or(ConvertError::Protocol(message.protocol))?,
+        protocol,
         family,
         vips: message.vips.iter().map(|bytes| address_of(Some(family), bytes)).collect::<Result<_, _>>()?,
         port: port("port", message.port)?,
@@ -322,7 +335,17 @@ fn service_port(message: v1::ServicePort, mode: Mode, sets: &NodeSets) -> Result
         nodes,
         app_protocol: Some(message.app_protocol).filter(|text| !text.is_empty()),
         earlier: earlier.into_iter().take(limits::EARLIER_TABLES_MAX).collect(),
+        proxy_protocol: proxy_protocol(&message.proxy_protocol, mode, protocol)?,
     })
+}
+
+fn proxy_protocol(text: &str, mode: Mode, protocol: Protocol) -> Result<Option<ProxyProtocol>, ConvertError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let version: ProxyProtocol = text.parse().map_err(ConvertError::ProxyProtocol)?;
+    let fits = mode.is_two_way() && version.fits(protocol);
+    if fits { Ok(Some(version)) } else { Err(ConvertError::ProxyProtocolUnfit { version, mode, protocol }) }
 }
 
 fn earlier(message: &v1::EarlierBackends, family: Option<Family>) -> Result<EarlierBackends, ConvertError> {
@@ -394,9 +417,17 @@ mod tests {
                         .collect(),
                     backends,
                     nodes: None,
+                    proxy_protocol: None,
                 },
             )
         })
+    }
+
+    /// The port with a PROXY header where its name and mode allow one.
+    fn with_header(mode: Mode, port: ServicePort) -> ServicePort {
+        let version = ProxyProtocol::ALL[port.name.len() % 2];
+        let proxy_protocol = Some(version).filter(|_| mode.is_two_way() && version.fits(port.protocol));
+        ServicePort { proxy_protocol, ..port }
     }
 
     fn any_health() -> impl Strategy<Value = HealthCheck> {
@@ -448,6 +479,7 @@ mod tests {
             affinity_scope in prop::sample::select(AffinityScope::ALL),
         ) -> Service {
             let refusal = refusal.map(|(reason, message)| Refusal { reason, message });
+            let ports = ports.into_iter().map(|port| with_header(mode, port)).collect();
             let drain_timeout = Duration::from_millis(drain_ms);
             Service {
                 name: ServiceName::new("default", &name),
@@ -558,6 +590,14 @@ mod tests {
         assert_eq!(with(|p| p.maglev_size = 250), ConvertError::MaglevSize(250));
         assert_eq!(with(|p| p.maglev_hash_version = 2), ConvertError::MaglevHashVersion(2));
         assert_eq!(with(|p| p.backends[0].weight = 65_536), ConvertError::Weight(65_536));
+        assert!(matches!(with(|p| "v3".clone_into(&mut p.proxy_protocol)), ConvertError::ProxyProtocol(_)));
+        let headed = |text: &str, protocol| v1::ServicePort { proxy_protocol: text.to_owned(), protocol, ..good_port() };
+        let unfit = [(headed("v2", 6), Mode::Dsr), (headed("v1", 17), Mode::Nat), (headed("v2", 132), Mode::Dnat)];
+        for (port, mode) in unfit {
+            let error = service_port(port, mode, &NodeSets::new()).unwrap_err();
+            assert!(matches!(error, ConvertError::ProxyProtocolUnfit { .. }), "{error}");
+        }
+        assert!(service_port(headed("v2", 17), Mode::Nat, &NodeSets::new()).is_ok());
         let earlier = |maglev_size| vec![v1::EarlierBackends { maglev_size, ..v1::EarlierBackends::default() }];
         let of_size = v1::ServicePort { earlier: earlier(252), ..good_port() };
         assert_eq!(service_port(of_size, Mode::Gue, &NodeSets::new()), Err(ConvertError::MaglevSize(252)));
@@ -565,6 +605,18 @@ mod tests {
         assert_eq!(service_port(many, Mode::Gue, &NodeSets::new()).unwrap().earlier.len(), limits::EARLIER_TABLES_MAX);
         assert_eq!(with(|p| p.backends = vec![p.backends[0].clone(); 6554]), ConvertError::TooManyBackends(6554));
         assert!(matches!(with(|p| p.backends = vec![p.backends[0].clone(); 2]), ConvertError::BackendOrder(_)));
+    }
+
+    #[test]
+    fn a_gateway_that_does_not_know_the_proxy_protocol_does_not_know_the_mode() {
+        let port = ServicePort {
+            proxy_protocol: Some(ProxyProtocol::V2),
+            ..service_port(good_port(), Mode::Nat, &NodeSets::new()).unwrap()
+        };
+        let service = Service::new(ServiceName::new("shop", "web"), vec![port]);
+        let message = v1::Service::from(&service);
+        assert!(message.mode.parse::<Mode>().is_err(), "{}", message.mode);
+        assert_eq!(Service::try_from(message).unwrap(), service);
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub use fleet::{
 pub use generation::Generation;
 pub use service::{
     AffinityScope, Backend, BackendState, EarlierBackends, HealthCheck, InitialHealth, MaglevSpec, Mode, NodeBackend, NodeSet,
-    NodeSets, NodesAt, Probe, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, StatusRanges, Target, ZoneBackends,
+    NodeSets, NodesAt, Probe, ProxyProtocol, Reason, Refusal, Scheduler, Service, ServiceName, ServicePort, StatusRanges, Target,
+    ZoneBackends,
 };
 pub use state::{Announce, GatewayState, Origin, Pool, ProbeTags, Services, State};

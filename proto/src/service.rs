@@ -133,6 +133,17 @@ named! {
 }
 
 named! {
+    /// Version of the PROXY protocol: the header in front of what a client sends, with the client's address
+    /// (haproxy, doc/proxy-protocol.txt).
+    ProxyProtocol {
+        /// A line of text; TCP only.
+        V1 = "v1",
+        /// Binary; TCP, and UDP with a header in each datagram.
+        V2 = "v2",
+    }
+}
+
+named! {
     /// Protocol of a probe.
     Probe {
         /// No probe: the backend is always healthy.
@@ -375,6 +386,9 @@ pub struct ServicePort {
     pub app_protocol: Option<String>,
     /// The backends that it had before, the newest first; only in one-way modes.
     pub earlier: Vec<EarlierBackends>,
+    /// The header that its backends expect in front of a flow (TCP) or of each datagram (UDP). Only in `nat` and
+    /// `dnat`; UDP: only [`ProxyProtocol::V2`]; never on SCTP.
+    pub proxy_protocol: Option<ProxyProtocol>,
 }
 
 /// One of our Services. A Service that is not served has a refusal and no ports.
@@ -432,6 +446,18 @@ impl Mode {
     }
 }
 
+impl ProxyProtocol {
+    /// Whether ports of this protocol can have its header.
+    #[must_use]
+    pub const fn fits(self, protocol: Protocol) -> bool {
+        match protocol {
+            Protocol::Tcp => true,
+            Protocol::Udp => matches!(self, Self::V2),
+            Protocol::Sctp => false,
+        }
+    }
+}
+
 impl NodesAt {
     /// The nodes as backends, ordered by address.
     pub fn backends(&self) -> impl Iterator<Item = Backend> {
@@ -461,6 +487,7 @@ impl ServicePort {
             zones: Vec::new(),
             app_protocol: None,
             earlier: Vec::new(),
+            proxy_protocol: None,
         }
     }
 

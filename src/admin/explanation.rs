@@ -156,6 +156,7 @@ fn of_frontend(frontend: &ExplainedFrontend, takes_flow: bool, snapshot: &Snapsh
         table_backend: address(frontend.entry.map(|(.., backend)| backend), snapshot),
         chosen_by: chosen_by.to_owned(),
         backend: address(frontend.backend, snapshot),
+        proxy_protocol: frontend.proxy_protocol.map(|version| version.to_string()).unwrap_or_default(),
     }
 }
 

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use dataplane::Snapshot;
-use dataplane::flow::{FlowState, FlowView};
+use dataplane::flow::{FlowState, FlowView, HeaderStage, Shift};
 use ipnet::IpNet;
 use proto::{Family, Protocol, v1};
 use tonic::Status;
@@ -65,6 +65,18 @@ pub(super) fn row(gateway: &str, worker: usize, flow: &FlowView, snapshot: &Snap
         service: backend.map_or_else(String::new, |backend| backend.service.to_string()),
         snat: flow.snat.map_or_else(String::new, |snat| snat.to_string()),
         gateway: gateway.to_owned(),
+        proxy_header: flow.shift.map_or("", |shift| header_stage(&shift, flow.protocol)).to_owned(),
+        shift: flow.shift.map_or(0, |shift| shift.header_len().into()),
+    }
+}
+
+/// How far the PROXY header of a flow has come. Of what the engine forgets about one that was taken operators need to know
+/// nothing.
+pub(super) fn header_stage(shift: &Shift, protocol: u8) -> &'static str {
+    match (Protocol::from_number(protocol), shift.stage()) {
+        (Some(Protocol::Udp), _) => "each_datagram",
+        (_, HeaderStage::Settled) => HeaderStage::Taken.as_str(),
+        (_, stage) => stage.as_str(),
     }
 }
 
@@ -161,6 +173,7 @@ impl Filter {
 mod tests {
     use super::*;
     use dataplane::flow::{BackendId, FlowMode, Ticks};
+    use proto::ProxyProtocol;
 
     fn flow() -> FlowView {
         FlowView {
@@ -174,7 +187,16 @@ mod tests {
             state: FlowState::TcpEstablished,
             age: Ticks(80),
             idle: Ticks(8),
+            shift: None,
         }
+    }
+
+    #[test]
+    fn the_stage_of_a_header_is_one_that_operators_know() {
+        let of = |protocol, stage| header_stage(&Shift::new(ProxyProtocol::V2, 28, stage, 1), protocol);
+        let of_tcp = [HeaderStage::Owed, HeaderStage::Sent, HeaderStage::Taken, HeaderStage::Settled].map(|stage| of(6, stage));
+        assert_eq!(of_tcp, ["owed", "sent", "taken", "taken"]);
+        assert_eq!(of(17, HeaderStage::Settled), "each_datagram");
     }
 
     fn matches(change: impl FnOnce(&mut v1::ListFlowsRequest)) -> bool {

@@ -111,6 +111,11 @@ pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus
         let spoken = port.app_protocol.iter().flat_map(|spoken| frontends(port).into_iter().map(|f| (f, spoken.clone())));
         spoken.collect::<Vec<_>>()
     };
+    let proxy_protocols = |port: &PortView| {
+        let versions =
+            port.proxy_protocol.iter().flat_map(|version| frontends(port).into_iter().map(|f| (f, version.to_string())));
+        versions.collect::<Vec<_>>()
+    };
     v1::ServiceStatus {
         namespace: service.name.namespace.clone(),
         name: service.name.name.clone(),
@@ -127,6 +132,7 @@ pub(crate) fn service(gateway: &str, service: &ServiceView) -> v1::ServiceStatus
         drops: BTreeMap::new(),
         traffic: Vec::new(),
         fails_open: service.ports.iter().flat_map(|port| &port.backends).any(|backend| backend.accepts_new && !backend.healthy),
+        proxy_protocols: service.ports.iter().flat_map(proxy_protocols).collect(),
     }
 }
 
@@ -309,6 +315,9 @@ pub(super) fn accounts(workers: &Workers, loads: &[Arc<Load>], flows_max: u64) -
             busy_cycles: reading.busy_cycles,
             flows_max,
             stalled: load.is_stalled(),
+            proxy_headers_sent: counters.proxy_headers_sent.get(),
+            proxy_headers_again: counters.proxy_headers_again.get(),
+            proxy_headers_refused: counters.proxy_headers_refused.get(),
         }
     };
     (0..).zip(workers.iter().zip(loads)).map(of).collect()
@@ -334,7 +343,14 @@ pub(crate) mod tests {
 
     fn port(frontends: &[&str], backends: Vec<BackendView>) -> PortView {
         let frontends = frontends.iter().map(|f| f.parse().unwrap()).collect();
-        PortView { protocol: Protocol::Tcp, family: Family::V4, frontends, backends, app_protocol: Some("http".to_owned()) }
+        PortView {
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+            frontends,
+            backends,
+            app_protocol: Some("http".to_owned()),
+            proxy_protocol: None,
+        }
     }
 
     /// Two ports; of four backends one fails on one port and one drains.

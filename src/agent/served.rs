@@ -114,7 +114,14 @@ pub(crate) mod tests {
             accepts_new: *healthy && !*draining,
         };
         let backends = (0..).zip(backends).map(backend).collect();
-        let port = PortView { protocol: Protocol::Tcp, family: Family::V4, frontends: Vec::new(), backends, app_protocol: None };
+        let port = PortView {
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+            frontends: Vec::new(),
+            backends,
+            app_protocol: None,
+            proxy_protocol: None,
+        };
         ServiceView {
             name: Arc::new(ServiceName::new("default", name)),
             mode: Mode::Nat,

@@ -105,6 +105,7 @@ pub(super) mod samples {
             state: FlowState::TcpClosing,
             age: Ticks(0),
             idle: Ticks(0),
+            shift: None,
         };
         let record = FlowRecord {
             event,

@@ -6,9 +6,10 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use proto::StatusRanges;
+use proto::{ProxyProtocol, StatusRanges};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_quickack;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 
@@ -68,10 +69,8 @@ impl Prober {
                 Err(error) => Outcome::NotAsked(error.to_string()),
             };
         }
-        let speaks_first = target.question != Question::Tcp;
-        let stream = match timeout_at(deadline, connect(target.address, source_port, speaks_first)).await {
-            Ok(stream) => stream.and_then(|stream| stream.set_zero_linger().map(|()| stream)),
-            Err(_) => return late("accepted no connection"),
+        let Ok(stream) = timeout_at(deadline, open(&target, source_port)).await else {
+            return late("accepted no connection");
         };
         let stream = match stream {
             Ok(stream) => stream,
@@ -105,8 +104,7 @@ impl Prober {
                 if !failure.may_succeed_otherwise {
                     return failure.outcome;
                 }
-                let again = connect(target.address, source_port, true).await;
-                let Ok(again) = again.and_then(|stream| stream.set_zero_linger().map(|()| stream)) else {
+                let Ok(again) = open(target, source_port).await else {
                     return failure.outcome;
                 };
                 match self.tls.connect_naming_more_groups(again, host, ip).await {
@@ -125,6 +123,31 @@ fn echoed(answer: io::Result<()>) -> Outcome {
         Ok(()) => Outcome::Passed,
         Err(error) if is_ours(&error) => Outcome::NotAsked(error.to_string()),
         Err(error) => Outcome::Failed(format!("failed: {error}")),
+    }
+}
+
+/// Opens a connection that ends by a reset, with the header that the target expects.
+async fn open(target: &Target, source_port: Option<u16>) -> io::Result<TcpStream> {
+    let speaks_first = target.question != Question::Tcp || target.header.is_some();
+    let mut stream = connect(target.address, source_port, speaks_first).await?;
+    stream.set_zero_linger()?;
+    if let Some(version) = target.header {
+        let header = proxy_header(version, stream.local_addr()?, stream.peer_addr()?);
+        stream.write_all(&header).await?;
+    }
+    Ok(stream)
+}
+
+/// The PROXY header of a connection that this machine opens for itself. Version 2 says so (LOCAL, no addresses: haproxy,
+/// doc/proxy-protocol.txt, 2.2), and servers do not log it as a client. Version 1 has no word for it that all servers
+/// take, so it names the ends of the connection.
+fn proxy_header(version: ProxyProtocol, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+    match version {
+        ProxyProtocol::V1 => {
+            let family = if from.is_ipv4() { "TCP4" } else { "TCP6" };
+            format!("PROXY {family} {} {} {} {}\r\n", from.ip(), to.ip(), from.port(), to.port()).into_bytes()
+        }
+        ProxyProtocol::V2 => b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0".to_vec(),
     }
 }
 
@@ -268,6 +291,43 @@ pub(super) mod tests {
                 request.starts_with("GET /healthz?full=1 HTTP/1.1\r\n") && request.contains("host: shop.example\r\n"),
                 "{request}"
             );
+        }
+    }
+
+    #[test]
+    fn the_header_of_a_probe_is_local_or_names_its_ends() {
+        let of = |version, from: &str, to: &str| proxy_header(version, from.parse().unwrap(), to.parse().unwrap());
+        let second = of(ProxyProtocol::V2, "10.0.0.2:1", "10.0.0.1:80");
+        assert_eq!(second, [0x0d, 0x0a, 0x0d, 0x0a, 0, 0x0d, 0x0a, 0x51, 0x55, 0x49, 0x54, 0x0a, 0x20, 0, 0, 0]);
+        assert_eq!(of(ProxyProtocol::V1, "10.0.0.2:1", "10.0.0.1:80"), b"PROXY TCP4 10.0.0.2 10.0.0.1 1 80\r\n");
+        assert_eq!(of(ProxyProtocol::V1, "[fd00::2]:1", "[fd00::1]:80"), b"PROXY TCP6 fd00::2 fd00::1 1 80\r\n");
+    }
+
+    /// Reads the header of a probe, as a server that expects one does, and answers the request behind it.
+    #[tokio::test]
+    async fn a_header_comes_before_the_request_and_by_itself_in_a_tcp_probe() {
+        let request = Arc::new(HttpQuestion { tls: None, path: "/".to_owned(), host: None, status: StatusRanges::default() });
+        for version in ProxyProtocol::ALL {
+            for question in [Question::Tcp, Question::Http(Arc::clone(&request))] {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let address = listener.local_addr().unwrap();
+                let expects_request = question != Question::Tcp;
+                let answering = async {
+                    let (mut stream, from) = listener.accept().await.unwrap();
+                    let mut header = vec![0; proxy_header(*version, from, address).len()];
+                    stream.read_exact(&mut header).await.unwrap();
+                    assert_eq!(header, proxy_header(*version, from, address));
+                    if expects_request {
+                        let mut word = [0; 3];
+                        stream.read_exact(&mut word).await.unwrap();
+                        assert_eq!(&word, b"GET");
+                        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                    }
+                };
+                let target = Target { header: Some(*version), ..at(address, question) };
+                let (outcome, ()) = tokio::join!(probe(target, None, LONG), answering);
+                assert_eq!(outcome, Outcome::Passed, "{version}");
+            }
         }
     }
 

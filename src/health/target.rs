@@ -14,14 +14,15 @@ use std::time::Duration;
 use imbl::ordmap::DiffItem;
 use proto::limits::KUBE_PROXY_HEALTH_PORT;
 use proto::{
-    Backend, BackendState, Family, HealthCheck, InitialHealth, Probe, Protocol, Service, ServicePort, Services, StatusRanges,
+    Backend, BackendState, Family, HealthCheck, InitialHealth, Probe, Protocol, ProxyProtocol, Service, ServicePort, Services,
+    StatusRanges,
 };
 
 use crate::agent::backend_health::Subject;
 
 /// What is asked, where and how often, and how many results turn its health. Services that agree in all of it share the
 /// probes and their results; no other Service hears of them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
     /// Where to. An echo request has port 0.
     pub address: SocketAddr,
@@ -29,8 +30,23 @@ pub struct Target {
     pub behind_vip: Option<IpAddr>,
     /// The question.
     pub question: Question,
+    /// The PROXY header that is sent before it, as the backend expects one before everything.
+    pub header: Option<ProxyProtocol>,
     /// As the services set it.
     pub settings: Arc<ProbeSettings>,
+}
+
+/// Saved health is found by this text: what is known of a target without header must stay known when a gateway is updated.
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, behind_vip, question, header, settings } = self;
+        let mut text = f.debug_struct("Target");
+        text.field("address", address).field("behind_vip", behind_vip).field("question", question);
+        if let Some(header) = header {
+            text.field("header", header);
+        }
+        text.field("settings", settings).finish()
+    }
 }
 
 /// How a service wants its targets probed, and which results turn their health.
@@ -106,7 +122,7 @@ impl Target {
     /// A target that is no VIP.
     #[must_use]
     pub const fn at(address: SocketAddr, question: Question, settings: Arc<ProbeSettings>) -> Self {
-        Self { address, behind_vip: None, question, settings }
+        Self { address, behind_vip: None, question, header: None, settings }
     }
 
     /// The address of the backend, to which the gateway must have a route.
@@ -138,7 +154,8 @@ impl fmt::Display for Target {
             Question::Grpc(asked) if asked.service.is_empty() => write!(f, "grpc.health.v1 {address}")?,
             Question::Grpc(asked) => write!(f, "grpc.health.v1 {address} ({})", asked.service)?,
         }
-        self.behind_vip.map_or(Ok(()), |backend| write!(f, " at {backend}"))
+        self.behind_vip.map_or(Ok(()), |backend| write!(f, " at {backend}"))?;
+        self.header.map_or(Ok(()), |version| write!(f, " with PROXY {version}"))
     }
 }
 
@@ -266,6 +283,11 @@ fn targets(
     let (health, ip) = (&service.health, backend.address.ip());
     let at_address = |address, question: &Question| Target::at(address, question.clone(), Arc::clone(settings));
     let at = |number: u16, question: &Question| at_address(SocketAddr::new(ip, number), question);
+    // A listener at another port is not the one that gets the header. An echo request has no stream to send it in.
+    let expects = |target: Target| {
+        let is_own = target.question != Question::Icmp && target.address == backend.address;
+        Target { header: port.proxy_protocol.filter(|_| is_own), ..target }
+    };
     let probe = question.filter(|_| health.probes(port.protocol)).and_then(|question| match (question, health.port) {
         (Question::Icmp, _) => Some(at(0, question)),
         (_, Some(number)) => Some(at(number, question)),
@@ -275,6 +297,7 @@ fn targets(
             port.vips.first().map(|vip| Target { behind_vip: Some(ip), ..at_address(SocketAddr::new(*vip, port.port), question) })
         }
     });
+    let probe = probe.map(expects);
     let node_health = health.node_health_port.map(|number| at(number, &Question::NodeHealth));
     let route = (probe.is_none() && node_health.is_none()).then(|| at(0, &Question::Route));
     probe.into_iter().chain(node_health).chain(route)
@@ -489,6 +512,39 @@ pub(super) mod tests {
         for mode in [Mode::Nat, Mode::Dnat] {
             assert_eq!(keys(&at(mode, HealthCheck::default())), ["tcp 10.0.0.1:80"], "{mode}");
         }
+    }
+
+    #[test]
+    fn probes_of_a_port_with_a_proxy_header_send_it_to_its_listener_alone() {
+        let of = |health: HealthCheck| {
+            let mut web = service("web", Protocol::Tcp, &["10.0.0.1:30080"], health);
+            web.ports[0].proxy_protocol = Some(ProxyProtocol::V2);
+            keys(&changes(vec![web]))
+        };
+        let probe = |probe| HealthCheck { probe, ..HealthCheck::default() };
+        for (health, expected) in [
+            (probe(Probe::Tcp), "tcp 10.0.0.1:30080 with PROXY v2"),
+            (probe(Probe::Http), "GET http://10.0.0.1:30080/ with PROXY v2"),
+            (probe(Probe::Https), "GET https://10.0.0.1:30080/ with PROXY v2"),
+            (probe(Probe::Grpc), "grpc.health.v1 10.0.0.1:30080 with PROXY v2"),
+            (HealthCheck { port: Some(30_080), ..probe(Probe::Http) }, "GET http://10.0.0.1:30080/ with PROXY v2"),
+            (HealthCheck { port: Some(10_254), ..probe(Probe::Http) }, "GET http://10.0.0.1:10254/"),
+            (probe(Probe::Icmp), "ping 10.0.0.1"),
+            (probe(Probe::None), "route to 10.0.0.1"),
+        ] {
+            assert_eq!(of(health), [expected]);
+        }
+        let node = HealthCheck { node_health_port: Some(31_000), ..HealthCheck::default() };
+        assert_eq!(of(node), ["tcp 10.0.0.1:30080 with PROXY v2", "GET http://10.0.0.1:31000/healthz"]);
+    }
+
+    #[test]
+    fn a_target_without_header_is_known_by_the_text_that_it_had_before_headers() {
+        let plain = tcp("10.0.0.1:80");
+        let text = format!("{plain:?}");
+        assert!(text.starts_with("Target { address: 10.0.0.1:80, behind_vip: None, question: Tcp, settings: "), "{text}");
+        let with = Target { header: Some(ProxyProtocol::V1), ..plain };
+        assert!(format!("{with:?}").contains("question: Tcp, header: V1, settings: "));
     }
 
     #[test]

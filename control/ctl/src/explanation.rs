@@ -95,14 +95,23 @@ pub(super) fn text(explanation: &v1::Explanation) -> String {
 fn flow(flow: &v1::FlowStatus) -> String {
     let v1::FlowStatus { protocol, client, frontend, backend, state, mode, age_s, idle_s, snat, .. } = flow;
     let snat = if snat.is_empty() { String::new() } else { format!(" from {snat}") };
-    format!("{protocol} {client} -> {frontend} -> {backend}{snat}, {mode}, {state}, age {age_s}s, idle {idle_s}s")
+    let header = match flow.proxy_header.as_str() {
+        "" => String::new(),
+        "each_datagram" => format!(", PROXY header of {} bytes before each datagram", flow.shift),
+        stage => format!(", PROXY header {stage}, numbers shifted by {}", flow.shift),
+    };
+    format!("{protocol} {client} -> {frontend} -> {backend}{snat}, {mode}, {state}, age {age_s}s, idle {idle_s}s{header}")
 }
 
 fn of_frontend(frontend: &v1::ExplainedFrontend) -> Vec<(&'static str, String)> {
     let v1::ExplainedFrontend { service, address, mode, scheduler, source, remembered, table_size, table_backend, .. } = frontend;
     let ranges = if frontend.source_ranges { "the Service has source ranges" } else { "the Service has no source ranges" };
+    let header = match frontend.proxy_protocol.as_str() {
+        "" => String::new(),
+        version => format!(", PROXY protocol {version}"),
+    };
     let mut lines = vec![
-        ("frontend", format!("{address} of {service}, {mode}, {scheduler}")),
+        ("frontend", format!("{address} of {service}, {mode}, {scheduler}{header}")),
         (
             "source",
             format!(

@@ -140,7 +140,7 @@ async fn json_is_one_array_with_the_fields_of_the_contract_in_order() {
     };
     let (services, _) = printed(Canned::default(), "services -o json").await;
     let one = "namespace name frontends mode target scheduler backends healthy reason app_protocols";
-    assert_eq!(fields(&services), format!("{one} tcp 192.0.2.100:80 gateway {one} gateway"));
+    assert_eq!(fields(&services), format!("{one} tcp 192.0.2.100:80 gateway proxy_protocols {one} gateway proxy_protocols"));
     let parsed: serde_json::Value = serde_json::from_str(&services).unwrap();
     assert_eq!(
         (&parsed[0]["healthy"], &parsed[0]["reason"], &parsed[1]["reason"]),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec as ServiceFields};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proto::limits::{ANNOTATION_PREFIX, FINALIZER, GROUP_ANNOTATION};
-use proto::{AffinityScope, Family, Protocol, ServiceName};
+use proto::{AffinityScope, Family, Protocol, ProxyProtocol, ServiceName};
 
 use crate::note::{self, Cause, Remark};
 use crate::spelling;
@@ -19,6 +19,7 @@ mod annotations;
 mod error;
 pub mod foreign;
 mod owned;
+mod proxy_protocol;
 mod source_ranges;
 mod spec;
 pub(crate) mod unknown_fields;
@@ -197,10 +198,12 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         let text = "annotation sluice.dev/session-affinity-scope has no effect without sessionAffinity: ClientIP; add it";
         spec.notes.push(Remark::new(Cause::AnnotationIgnored, text.to_owned()));
     }
+    let mut ports = ports(fields.ports.as_deref().unwrap_or_default(), kind)?;
+    proxy_protocol::apply(annotations, &mut ports, &mut spec.notes)?;
     Ok(ServiceSpec {
         families,
         second_family_optional,
-        ports: ports(fields.ports.as_deref().unwrap_or_default(), kind)?,
+        ports,
         external_ips: external_ips(fields, &mut spec.notes),
         affinity,
         source_ranges,
@@ -209,6 +212,19 @@ fn wanted(service: &Service, fields: &ServiceFields, kind: Kind) -> Result<Servi
         proxy_name: labels.and_then(|labels| labels.get(PROXY_NAME_LABEL)).cloned(),
         ..spec
     })
+}
+
+/// The PROXY header of each port of a Service with these annotations, for a program that reads nothing else of it.
+///
+/// # Errors
+/// If its ports or these annotations cannot be read.
+pub fn proxy_headers(
+    annotations: &BTreeMap<String, String>,
+    fields: &ServiceFields,
+) -> Result<Vec<Option<ProxyProtocol>>, SpecError> {
+    let mut ports = ports(fields.ports.as_deref().unwrap_or_default(), Kind::LoadBalancer)?;
+    proxy_protocol::apply(annotations, &mut ports, &mut Vec::new())?;
+    Ok(ports.into_iter().map(|port| port.proxy_protocol).collect())
 }
 
 /// `spec.externalIPs`: the API server accepts only addresses; manifests may contain anything.
@@ -332,7 +348,8 @@ fn port(index: usize, entry: &ServicePort, kind: Kind) -> Result<PortSpec, SpecE
     let port_of_nodes = entry.node_port.filter(|found| *found != 0).map(|found| number("nodePort", found)).transpose()?;
     let name = entry.name.clone().unwrap_or_default();
     let app_protocol = entry.app_protocol.clone().filter(|text| !text.is_empty());
-    Ok(PortSpec { name, protocol, port: number("port", entry.port)?, node_port, port_of_nodes, app_protocol })
+    let (port, proxy_protocol) = (number("port", entry.port)?, None);
+    Ok(PortSpec { name, protocol, port, node_port, port_of_nodes, app_protocol, proxy_protocol })
 }
 
 #[cfg(test)]
@@ -354,7 +371,9 @@ mod tests {
         let wanted = wanted_of(serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]})).unwrap();
         assert_eq!(wanted.families, [Family::V4]);
         let (protocol, port) = (Protocol::Tcp, 80);
-        let port = PortSpec { name: String::new(), protocol, port, node_port: None, port_of_nodes: None, app_protocol: None };
+        let (node_port, port_of_nodes) = (None, None);
+        let port =
+            PortSpec { name: String::new(), protocol, port, node_port, port_of_nodes, app_protocol: None, proxy_protocol: None };
         assert_eq!(wanted.ports, [port]);
     }
 

@@ -183,18 +183,8 @@ mod tests {
 
     fn state() -> State {
         let port = |vips: &[&str]| ServicePort {
-            name: String::new(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
             vips: vips.iter().map(|vip| vip.parse().unwrap()).collect(),
-            port: 80,
-            node_port: None,
-            maglev: MaglevSpec { size: 251, seed: 0, hash_version: 1 },
-            backends: Vec::new(),
-            nodes: None,
-            zones: Vec::new(),
-            earlier: Vec::new(),
-            app_protocol: None,
+            ..ServicePort::new(Protocol::Tcp, Family::V4, 80, MaglevSpec { size: 251, seed: 0, hash_version: 1 })
         };
         let service = |name: &str, vips: &[&str]| {
             let name = ServiceName::new("shop", name);

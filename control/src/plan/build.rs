@@ -202,6 +202,7 @@ impl ServiceBuilder<'_> {
                 nodes: selection.nodes,
                 zones: selection.zones,
                 app_protocol: spec.app_protocol.clone(),
+                proxy_protocol: spec.proxy_protocol,
                 ..ServicePort::new(
                     spec.protocol,
                     family,

@@ -254,6 +254,7 @@ pub(crate) mod tests {
             node_port: None,
             port_of_nodes: None,
             app_protocol: None,
+            proxy_protocol: None,
         }
     }
 

@@ -21,6 +21,7 @@ mod failover;
 mod groups;
 mod health_checks;
 mod leaders;
+mod proxy_protocol;
 mod refused_backends;
 mod requests;
 mod unknown_words;

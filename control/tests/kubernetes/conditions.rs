@@ -32,13 +32,14 @@ async fn conditions_and_events_show_that_a_service_is_served() {
 async fn conditions_and_events_show_why_a_service_is_not_served() {
     let (_server, user) = User::with_test_server().await;
     let installation = Installation::start(&user).await;
-    user.add("web", &json!({"metadata": {"annotations": {"sluice.dev/proxy-protocol": "v2"}}})).await;
+    let annotations = json!({"sluice.dev/mode": "dsr", "sluice.dev/proxy-protocol": "v2"});
+    user.add("web", &json!({"metadata": {"annotations": annotations}})).await;
     let service = user.wait_for_reason("web", "Programmed", "False Unsupported").await;
     assert!(service["status"]["loadBalancer"]["ingress"].is_null(), "{service}");
     let event = user.wait_for_event("web", "Unsupported").await;
     assert_eq!((event.type_.as_deref(), event.action.as_deref()), (Some("Warning"), Some("Serve")));
-    assert!(event.note.unwrap().contains("proxy-protocol"));
-    user.change("web", &json!({"metadata": {"annotations": {"sluice.dev/proxy-protocol": null}}})).await;
+    assert!(event.note.unwrap().contains("PROXY header"));
+    user.change("web", &json!({"metadata": {"annotations": {"sluice.dev/mode": null}}})).await;
     user.wait_for_reason("web", "Programmed", "True Programmed").await;
     installation.wait_until_served(&user, "web", 1).await;
 }

@@ -347,6 +347,7 @@ fn replica(stage: Stage, flow: u16) -> FlowReplica {
         backend: SocketAddr::new(host(stage.family, 1, (flow % 100).to_le_bytes()[0]), 8080),
         snat: Some(SocketAddr::new(ip(snat), 1024 + flow / 100)),
         idle: Duration::ZERO,
+        shift: None,
     }
 }
 

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use zerocopy::FromZeros;
 
 use super::snat::{PoolId, SnatLease, TARGETS_MAX};
-use super::state::{Direction, FlowMode, FlowState};
+use super::state::{Direction, FlowMode, FlowState, Shift};
 use super::tick::{Tick, Ticks};
 use crate::stats::{COUNTED_BACKENDS, CounterSlot, FrontendNumber};
 use crate::wire::{Address, Transport, Tuple};
@@ -156,6 +156,9 @@ pub struct Flow<A> {
     pub unanswered_since: Option<Tick>,
     /// SCTP: the verification tags.
     pub tags: VerificationTags,
+    /// TCP and UDP in two-way modes: the PROXY header that the backend gets. Whether there is one must not change once
+    /// the flow is inserted.
+    pub shift: Option<Shift>,
     /// Transport protocol number.
     pub protocol: u8,
     /// State of the flow.
@@ -209,6 +212,7 @@ impl<A: Address> Flow<A> {
             acknowledgement: 0,
             unanswered_since: None,
             tags: VerificationTags::default(),
+            shift: None,
             protocol: tuple.protocol,
             state,
             mode,
@@ -283,6 +287,8 @@ pub struct FlowView {
     pub age: Ticks,
     /// Time since its last packet.
     pub idle: Ticks,
+    /// The PROXY header that its backend gets.
+    pub shift: Option<Shift>,
 }
 
 impl FlowView {
@@ -300,6 +306,7 @@ impl FlowView {
             state: flow.state,
             age: now.since(flow.since),
             idle: now.since(flow.last_seen),
+            shift: flow.shift,
         }
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! Three arrays have the same positions: the part that a packet reads, in wire order, so that a packet is matched,
 //! rewritten and hashed by words; the route to the client, which a reply reads; and the part that only changes of state
-//! read. For IPv6 there is one array: the first part does not fill its lines, and the others fit into the rest.
+//! read. For IPv6 there is one array: the first part does not fill its lines, and the others fit into the rest. The
+//! shifts of flows are in an array of their own, of which only flows that have one touch memory.
 //!
 //! **Invariant:** a hit reads one line of the index and one entry (two lines for IPv6), and a reply of IPv4 four bytes
 //! more. It writes only the time of the last packet, and only when the tick changes.
@@ -22,7 +23,7 @@ use zerocopy::{AllocError, FromZeros};
 use super::entry::{BackendId, Flow, FlowView, UNRESOLVED, VerificationTags};
 use super::index::IndexSlot;
 use super::snat::PoolId;
-use super::state::{Direction, FlowMode, FlowState, STATE_BITS};
+use super::state::{Direction, FlowMode, FlowState, STATE_BITS, Shift};
 use super::tick::{Tick, Ticks};
 use crate::wire::checksum::difference;
 use crate::wire::processor;
@@ -33,7 +34,7 @@ pub(crate) use recorder::Meters;
 use recorder::Recorder;
 pub use recorder::{ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowTraffic};
 pub(crate) use replicator::Replicator;
-pub use replicator::{FlowReplica, FlowReplication, ReplicaEvent};
+pub use replicator::{FlowReplica, FlowReplication, ReplicaEvent, ShiftReplica};
 
 /// The part of a flow that each of its packets reads. Half a cache line for IPv4, one and a half for IPv6, and never
 /// more lines than its size requires.
@@ -182,6 +183,12 @@ impl<K: TupleKey> HotFlow<K> {
         self.seen as u8
     }
 
+    /// Whether the flow has a [`Shift`].
+    #[inline(always)]
+    pub(crate) fn is_shifted(&self) -> bool {
+        FlowMode::is_shifted_number(self.seen >> STATE_BITS)
+    }
+
     /// How the flow's packets reach the backend.
     #[inline(always)]
     pub(crate) fn mode(&self) -> FlowMode {
@@ -311,6 +318,8 @@ pub(super) struct Storage<A: Address> {
     /// Routes to clients, and the words of [`ColdFlow`]s; none where they are in `hot`.
     routes: Box<[u32]>,
     cold: Box<[ColdFlow]>,
+    /// The shifts of flows that have one. The rest is never touched, so that it costs nothing.
+    shifts: Box<[Shift]>,
     /// Only where flow records are wanted.
     recorder: Option<Box<Recorder>>,
     /// Only where flows are replicated.
@@ -325,6 +334,7 @@ impl<A: Address> Storage<A> {
             hot: <[HotFlow<A::Key>]>::new_box_zeroed_with_elems(flows)?,
             routes: <[u32]>::new_box_zeroed_with_elems(apart)?,
             cold: <[ColdFlow]>::new_box_zeroed_with_elems(apart)?,
+            shifts: <[Shift]>::new_box_zeroed_with_elems(flows)?,
             recorder: None,
             replicator: None,
         })
@@ -513,10 +523,25 @@ impl<A: Address> Storage<A> {
                 backend: if number == NumberUse::Tag { cold.number } else { 0 },
                 proven: false,
             },
+            shift: self.shift(index),
             protocol,
             state,
             mode,
             packets: if number == NumberUse::Packets { (cold.number & 0xff) as u8 } else { 0 },
+        }
+    }
+
+    /// The shift of the flow at a position.
+    #[inline(always)]
+    pub(super) fn shift(&self, index: u32) -> Option<Shift> {
+        let is_shifted = self.hot[index as usize].is_shifted();
+        if is_shifted { self.shifts.get(index as usize).copied() } else { None }
+    }
+
+    /// Stores the shift of a flow that has one.
+    pub(super) fn set_shift(&mut self, index: u32, new: Shift) {
+        if let Some(shift) = self.shifts.get_mut(index as usize) {
+            *shift = new;
         }
     }
 
@@ -550,8 +575,12 @@ impl<A: Address> Storage<A> {
 
     /// Stores what may change of the flow at a position.
     pub(super) fn set(&mut self, index: u32, flow: &Flow<A>) {
-        let seen = flow.last_seen.0 << SEEN_SHIFT | (flow.mode as u32) << STATE_BITS | flow.state as u32;
+        let mode = flow.mode.number(flow.shift.is_some());
+        let seen = flow.last_seen.0 << SEEN_SHIFT | mode << STATE_BITS | flow.state as u32;
         self.hot[index as usize].seen = seen;
+        if let Some(shift) = flow.shift {
+            self.set_shift(index, shift);
+        }
         let route = match flow.state {
             state if state.shakes_hands() => flow.initial_sequence,
             state if state.protocol() == SCTP => flow.tags.client,

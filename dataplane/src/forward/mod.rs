@@ -26,7 +26,7 @@ pub use decide::explain::{
 pub use decide::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
 pub use flow_transfer::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
 pub use observer::{
-    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FlowUse, FrameCopy, Metered,
-    Observe, ObservedEnd, PacketEnds, PacketFlow, PacketOutcome, PacketSource, SentFrame, WorkerCapture,
+    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedFlow, CapturedPacket, FlowUse,
+    FrameCopy, Metered, Observe, ObservedEnd, PacketEnds, PacketFlow, PacketOutcome, PacketSource, SentFrame, WorkerCapture,
 };
 pub use worker::{NoMemory, Parts, PortWithTwin, SWEEP_TICKS, SWEPT_PER_POLL, Worker};

@@ -9,7 +9,8 @@ use proto::Family;
 use super::quote::{Quote, QuotedChecksum};
 use crate::wire::checksum::{apply, apply_udp, delta, difference, sum};
 use crate::wire::{
-    Address, Ethernet, Headers, Icmp, Mac, Tuple, Udp, crc32c, forward_header, network_len, protocol, set_addresses, take_mut,
+    Address, Ethernet, Headers, Icmp, Mac, Tuple, Udp, crc32c, forward_header, icmpv4, icmpv6, network_len, protocol,
+    set_addresses, take_mut,
 };
 
 /// The new fields of an error.
@@ -57,6 +58,64 @@ fn try_error<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A
     ethernet.set_addresses(rewrite.source_mac, rewrite.destination_mac);
     Some(())
 }
+
+/// What the sender of a quoted packet knows otherwise, because the gateway has inserted bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuoteShift {
+    /// The sequence number of the quoted TCP segment as its sender sent it.
+    pub sequence: Option<u32>,
+    /// Bytes that the gateway had inserted into the quoted packet: so much less than the MTU in the error may it have.
+    pub inserted: u16,
+}
+
+/// Changes a mapped error about a packet of a shifted flow to what the sender of the quoted packet knows. A frame that
+/// does not match `headers` and `quote` is not changed.
+pub fn shift<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A>, change: QuoteShift) {
+    let _ = try_shift(frame, headers, quote, change);
+}
+
+fn try_shift<A: Address>(frame: &mut [u8], headers: &Headers<A>, quote: &Quote<A>, change: QuoteShift) -> Option<()> {
+    let start = usize::from(headers.transport_offset);
+    let message = frame.get_mut(start..quote.header_end)?;
+    let transport_at = quote.transport_offset.checked_sub(start)?;
+    let checksum_at = match quote.checksum {
+        Some(QuotedChecksum::Internet { offset }) => offset.checked_sub(start),
+        _ => None,
+    };
+    let before = sum(message);
+    let (icmp, _) = take_mut::<Icmp>(message)?;
+    let (kind, code, checksum) = (icmp.kind, icmp.code, icmp.checksum.get());
+    let rest = field_at::<4>(message, 4)?;
+    *rest = less_mtu::<A>(kind, code, u32::from_be_bytes(*rest), change.inserted).to_be_bytes();
+    if let Some(sequence) = change.sequence {
+        let field = field_at::<4>(message, transport_at + 4)?;
+        let difference = difference(sum(field), sum(&sequence.to_be_bytes()));
+        *field = sequence.to_be_bytes();
+        if let Some(quoted) = checksum_at.and_then(|at| field_at::<2>(message, at)) {
+            *quoted = apply(u16::from_be_bytes(*quoted), difference).to_be_bytes();
+        }
+    }
+    let after = sum(message);
+    take_mut::<Icmp>(message)?.0.checksum.set(apply(checksum, difference(before, after)));
+    Some(())
+}
+
+/// The second word of an error of this type and code, if the MTU in it counts `inserted` bytes that the sender does not
+/// know.
+fn less_mtu<A: Address>(kind: u8, code: u8, rest: u32, inserted: u16) -> u32 {
+    match (A::FAMILY, kind, code) {
+        // 0: unknown (RFC 1191).
+        (Family::V4, icmpv4::UNREACHABLE, icmpv4::CODE_FRAGMENTATION_NEEDED) if rest & 0xffff != 0 => {
+            rest & !0xffff | (rest & 0xffff).saturating_sub(inserted.into()).max(MTU_MIN_V4)
+        }
+        (Family::V6, icmpv6::PACKET_TOO_BIG, _) => rest.saturating_sub(inserted.into()).max(MTU_MIN_V6),
+        _ => rest,
+    }
+}
+
+/// The smallest MTUs that a link may have (RFC 791, RFC 8200 section 5), bytes.
+const MTU_MIN_V4: u32 = 68;
+const MTU_MIN_V6: u32 = 1280;
 
 /// Sets the tuple of a quoted packet to `to` and updates the checksums that the quote includes.
 fn restore<A: Address>(quoted: &mut [u8], quote: &Quote<A>, to: &Tuple<A>) -> Option<()> {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::{Family, Mode, Protocol, Refusal, Scheduler, ServiceName, Target};
+use proto::{Family, Mode, Protocol, ProxyProtocol, Refusal, Scheduler, ServiceName, Target};
 
 use super::backends::BackendTable;
 use super::earlier::EarlierTables;
@@ -97,6 +97,8 @@ pub(crate) struct Policy {
     pub(crate) local: bool,
     /// How long a client keeps its backend after its last flow was confirmed.
     pub(crate) affinity: Option<Duration>,
+    /// The header that backends get in front of new flows, or of each datagram.
+    pub(crate) proxy_protocol: Option<ProxyProtocol>,
 }
 
 impl Policy {
@@ -108,7 +110,7 @@ impl Policy {
             _ => false,
         };
         let of = |policy: &Self| (policy.mode, policy.scheduler, policy.hashed_by, policy.local, policy.affinity);
-        sources && of(self) == of(other)
+        sources && of(self) == of(other) && self.proxy_protocol == other.proxy_protocol
     }
 }
 
@@ -118,6 +120,13 @@ impl Frontend {
     #[inline]
     pub const fn mode(&self) -> FlowMode {
         self.policy.mode
+    }
+
+    /// The PROXY header that its backends expect; of new flows, or of each datagram.
+    #[must_use]
+    #[inline]
+    pub const fn proxy_protocol(&self) -> Option<ProxyProtocol> {
+        self.policy.proxy_protocol
     }
 
     /// Whether this client may begin a flow.
@@ -339,6 +348,8 @@ pub struct PortView {
     pub backends: Vec<BackendView>,
     /// The application protocol, if the Service names one (`appProtocol`).
     pub app_protocol: Option<String>,
+    /// The PROXY header that its backends get.
+    pub proxy_protocol: Option<ProxyProtocol>,
 }
 
 /// One backend of a port.

@@ -125,6 +125,13 @@ pub struct WorkerCounters {
     pub reclaimed: Counter,
     /// Address parameters of SCTP's INIT and INIT ACK that became padding.
     pub sctp_hidden_addresses: Counter,
+    /// PROXY headers sent to backends: the first one of each connection, and that of each datagram.
+    pub proxy_headers_sent: Counter,
+    /// PROXY headers that were repeated, because the backend had not acknowledged them.
+    pub proxy_headers_again: Counter,
+    /// Connections that a backend closed or reset after their PROXY header without having sent a byte of data, before the
+    /// client closed: the backend may not expect the protocol.
+    pub proxy_headers_refused: Counter,
     drops: ByReason<Counter>,
     /// The highest number of a frontend so far. The compiler writes it.
     highest_number: AtomicU8,

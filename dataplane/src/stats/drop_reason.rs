@@ -117,6 +117,9 @@ drop_reasons! {
     TwinFull = "twin_full",
     /// The port refused to transmit.
     TxFull = "tx_full",
+    /// A bare acknowledgement of a backend that lacks the PROXY header of the connection: the gateway answers it in the
+    /// client's place.
+    HeaderAwaited = "header_awaited",
     /// A VRRP advertisement of Linux, an answer or an announcement for a VIP group whose lease has ended.
     StaleAdvertisement = "stale_advertisement",
 }

@@ -12,6 +12,7 @@ mod restart;
 mod rig;
 mod shadow_flow_model;
 mod shadow_flows;
+mod shifted;
 mod steering;
 mod takeovers;
 #[path = "../team/mod.rs"]

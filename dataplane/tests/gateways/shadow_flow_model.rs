@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use dataplane::flow::{FlowMode, FlowReplica, FlowState, ReplicaEvent};
+use dataplane::flow::{FlowMode, FlowReplica, FlowState, ReplicaEvent, ShiftReplica};
 use dataplane::tcp_flags;
 use proptest::prelude::*;
+use proto::ProxyProtocol;
 
 use crate::fleet::{ALL, DATA, Gateway, NONE, new_clients};
 use crate::rig::{SECOND, ip, state};
@@ -132,15 +133,23 @@ fn replica() -> impl Strategy<Value = FlowReplica> {
     let modes = vec![FlowMode::Nat, FlowMode::Nat, FlowMode::Dnat, FlowMode::Dsr, FlowMode::Ipip, FlowMode::Gue];
     let kind = (proptest::sample::select(modes), proptest::sample::select(FlowState::ALL.to_vec()), any::<bool>());
     let ends = (address(), address(), address(), proptest::option::weighted(0.8, address()));
-    (kind, ends, 0u64..10_000, any::<u8>()).prop_map(|((mode, state, is_of_state), ends, idle_s, protocol)| FlowReplica {
-        protocol: if is_of_state { state.protocol() } else { protocol },
-        mode,
-        state,
-        client: ends.0,
-        frontend: ends.1,
-        backend: ends.2,
-        snat: ends.3,
-        idle: Duration::from_secs(idle_s),
+    let shifts = (any::<bool>(), prop_oneof![Just(28_u8), Just(52), any::<u8>()]).prop_map(|(is_v2, header_len)| ShiftReplica {
+        version: if is_v2 { ProxyProtocol::V2 } else { ProxyProtocol::V1 },
+        header_len,
+    });
+    let shift = proptest::option::weighted(0.3, shifts);
+    (kind, ends, shift, 0u64..10_000, any::<u8>()).prop_map(|((mode, state, is_of_state), ends, shift, idle_s, protocol)| {
+        FlowReplica {
+            protocol: if is_of_state { state.protocol() } else { protocol },
+            mode,
+            state,
+            client: ends.0,
+            frontend: ends.1,
+            backend: ends.2,
+            snat: ends.3,
+            idle: Duration::from_secs(idle_s),
+            shift,
+        }
     })
 }
 

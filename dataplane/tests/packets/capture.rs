@@ -87,7 +87,7 @@ fn each_packet_is_reported_with_its_flow_and_its_end() {
     assert_eq!(opened.end, outcome(PacketOutcome::Forward(CLUSTER)));
     assert_eq!(opened.ends, Some((CLIENT.parse().unwrap(), WEB.parse().unwrap(), 6)));
     let flow = opened.flow.unwrap();
-    assert_eq!((flow.vip, flow.port), (rig::ip("192.0.2.100"), 80));
+    assert_eq!((flow.belongs.vip, flow.belongs.port), (rig::ip("192.0.2.100"), 80));
     let forwarded = rig.sent(CLUSTER).remove(0);
     assert_eq!((received[14..].to_vec(), sent), (syn.build()[14..].to_vec(), vec![(CLUSTER, false, forwarded.clone())]));
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::{AddressRangeError, AggregationError, CommunityError, Family, limits};
+use crate::{AddressRangeError, AggregationError, CommunityError, Family, Mode, Protocol, ProxyProtocol, limits};
 
 /// Errors of converting a message to a domain value.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -19,6 +19,19 @@ pub enum ConvertError {
     /// A scheduler that this version does not know.
     #[error("scheduler {0}; this gateway is older than its controller: update it, or choose a scheduler it knows")]
     Scheduler(String),
+    /// A version of the PROXY protocol that this version does not know.
+    #[error("PROXY protocol {0}; this gateway is older than its controller: update it, or choose a version it knows")]
+    ProxyProtocol(String),
+    /// The PROXY protocol where it cannot be.
+    #[error("PROXY protocol {version} on a {protocol} port in mode {mode}; expected tcp, or v2 on udp, in nat or dnat")]
+    ProxyProtocolUnfit {
+        /// The version.
+        version: ProxyProtocol,
+        /// The mode of the Service.
+        mode: Mode,
+        /// The protocol of the port.
+        protocol: Protocol,
+    },
     /// The health check is missing.
     #[error("the health check is missing")]
     HealthCheckMissing,

@@ -11,6 +11,8 @@ use dataplane::forward::{
 use dataplane::{Address, Headers, Parsed, PortIndex, Snapshot, parse};
 use proto::{Protocol, v1};
 
+use super::super::flows::header_stage;
+
 /// Where the EtherType of a frame is, bytes.
 const ETHER_TYPE_AT: usize = 12;
 /// Bytes of a VLAN tag.
@@ -66,6 +68,7 @@ impl Naming {
         let (service, frontend, backend) = belongs(packet, snapshot);
         let (verdict, reason) = verdict(packet.end);
         let sent = batch.sent(packet);
+        let shift = packet.flow.and_then(|flow| Some((flow.shift?, flow.belongs.protocol)));
         let traced = v1::TracedPacket {
             time: time_text(time_ns),
             r#in: name.to_owned(),
@@ -82,6 +85,8 @@ impl Naming {
             verdict: verdict.to_owned(),
             reason: reason.to_owned(),
             sent: sent.iter().map(|sent| self.sent(batch, sent)).collect(),
+            proxy_header: shift.map_or("", |(shift, protocol)| header_stage(&shift, protocol)).to_owned(),
+            shift: shift.map_or(0, |(shift, _)| shift.header_len().into()),
         };
         let frame = |interface, copy: &FrameCopy| v1::CapturedFrame {
             interface,
@@ -110,7 +115,7 @@ fn length(copy: &FrameCopy) -> u32 {
 
 /// Service, frontend and backend of a packet: those of its flow, or the frontend that it was sent to.
 fn belongs(packet: &CapturedPacket, snapshot: &Snapshot) -> (String, String, String) {
-    if let Some(flow) = packet.flow {
+    if let Some(flow) = packet.flow.map(|flow| flow.belongs) {
         let backend = snapshot.backend(flow.backend);
         let service = backend.map_or_else(String::new, |backend| backend.service.to_string());
         let frontend = SocketAddr::new(flow.vip, flow.port).to_string();

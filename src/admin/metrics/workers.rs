@@ -63,7 +63,7 @@ const OF_LOADS: [(MetricFamily, OfLoad); 5] = [
 ];
 
 /// What is counted by the engine.
-const OF_WORKERS: [(MetricFamily, OfCounters); 12] = [
+const OF_WORKERS: [(MetricFamily, OfCounters); 15] = [
     (MetricFamily::counter("sluice_worker_received", "packets", "Packets received from ports and twins."), |of| {
         of.received.get()
     }),
@@ -94,6 +94,30 @@ const OF_WORKERS: [(MetricFamily, OfCounters); 12] = [
     (MetricFamily::counter("sluice_snat_port_reused_early", "", "SNAT ports reused before they had rested."), |of| {
         of.snat_port_reused_early.get()
     }),
+    (
+        MetricFamily::counter(
+            "sluice_proxy_headers_sent",
+            "",
+            "PROXY headers sent to backends: the first one of each connection, and that of each datagram.",
+        ),
+        |of| of.proxy_headers_sent.get(),
+    ),
+    (
+        MetricFamily::counter(
+            "sluice_proxy_headers_again",
+            "",
+            "PROXY headers that were repeated, because the backend had not acknowledged them.",
+        ),
+        |of| of.proxy_headers_again.get(),
+    ),
+    (
+        MetricFamily::counter(
+            "sluice_proxy_headers_refused",
+            "",
+            "Connections that a backend ended after its PROXY header without having sent any data.",
+        ),
+        |of| of.proxy_headers_refused.get(),
+    ),
     (
         MetricFamily::counter(
             "sluice_sctp_hidden",

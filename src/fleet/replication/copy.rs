@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::channel::SessionError;
 use super::hub::Hub;
 use super::message::PartnerMessage;
-use super::record::{self, RECORD_V6};
+use super::record::{self, RECORD_MAX};
 use crate::worker_threads::inquiries::FlowPosition;
 
 /// Bytes of records in a page.
@@ -83,7 +83,8 @@ impl Selection {
         position.and_then(|position| u8::try_from(position).ok()).filter(|group| *group < self.groups.groups)
     }
 
-    /// The flow as it is sent to partners, if it is copied: it is confirmed and lasts. Of one-way modes only those are sent
+    /// The flow as it is sent to partners, if it is copied: it is confirmed and lasts, and its backend has the header that it
+    /// gets. Of one-way modes only those are sent
     /// whose backend was chosen by affinity: others go on through any gateway by the hash.
     fn replica(
         &self,
@@ -102,16 +103,8 @@ impl Selection {
         let is_confirmed = view.state.is_confirmed();
         let ends = matches!(view.state, FlowState::TcpClosing | FlowState::SctpClosing);
         let lasts = Duration::from_nanos(view.age.nanoseconds()) >= self.after || self.lost >> group & 1 == 1;
-        (is_confirmed && !ends && lasts).then(|| FlowReplica {
-            protocol: view.protocol,
-            mode: view.mode,
-            state: view.state,
-            client: view.client,
-            frontend: view.frontend,
-            backend: view.backend_address,
-            snat: view.snat,
-            idle: Duration::from_nanos(view.idle.nanoseconds()),
-        })
+        let is_whole = view.shift.is_none_or(|shift| shift.is_taken());
+        (is_confirmed && !ends && lasts && is_whole).then(|| FlowReplica::of(view))
     }
 }
 
@@ -173,7 +166,7 @@ async fn list(hub: &Arc<Hub>, groups: OwnedGroups, lost: u64, messages: &mpsc::S
                 let Some(flow) = flow else { return false };
                 if let Some(page) = pages.last_mut() {
                     record::encode(&ReplicaEvent::Holds(flow), page);
-                    if page.len() + RECORD_V6 > PAGE_BYTES {
+                    if page.len() + RECORD_MAX > PAGE_BYTES {
                         pages.push(Vec::with_capacity(PAGE_BYTES));
                     }
                 }
@@ -221,6 +214,7 @@ mod tests {
             state: FlowState::TcpEstablished,
             age: second(5),
             idle: second(2),
+            shift: None,
         }
     }
 

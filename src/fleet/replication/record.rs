@@ -1,7 +1,8 @@
 //! Records: news of flows as bytes.
 //!
 //! A record is a byte of length, a byte of kind, and the rest by kind; all numbers in network order. Records of IPv4 have
-//! 34 bytes, of IPv6 82. A kind, a mode or a state that this version does not know is skipped.
+//! 34 bytes, of IPv6 82; those of shifted flows two more, which have modes of their own: a version that does not know these
+//! must not keep such a flow as one of `nat`. A kind, a mode or a state that this version does not know is skipped.
 //!
 //! **Invariant:** numbers never change their meaning, whatever becomes of the order of the engine's enums. Reading never
 //! panics, whatever the bytes are. Not here: how records travel.
@@ -9,7 +10,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use dataplane::flow::{FlowMode, FlowReplica, FlowState, ReplicaEvent};
+use dataplane::flow::{FlowMode, FlowReplica, FlowState, ReplicaEvent, ShiftReplica};
+use proto::ProxyProtocol;
 
 /// Length, kind, protocol, mode, state, whether there is a SNAT address, four ports, idle time.
 const HEAD: usize = 18;
@@ -25,6 +27,15 @@ const ENDED_V6: u8 = 4;
 
 const MODES: [(u8, FlowMode); 5] =
     [(1, FlowMode::Nat), (2, FlowMode::Dnat), (3, FlowMode::Dsr), (4, FlowMode::Ipip), (5, FlowMode::Gue)];
+
+/// The modes of flows that are shifted. Behind their addresses are the version of the PROXY header and its length.
+const SHIFTED_MODES: [(u8, FlowMode); 2] = [(6, FlowMode::Nat), (7, FlowMode::Dnat)];
+/// Bytes of a shift.
+const SHIFT: usize = 2;
+/// Bytes of the longest record.
+pub(super) const RECORD_MAX: usize = RECORD_V6 + SHIFT;
+
+const VERSIONS: [(u8, ProxyProtocol); 2] = [(1, ProxyProtocol::V1), (2, ProxyProtocol::V2)];
 
 const STATES: [(u8, FlowState); 28] = [
     (1, FlowState::TcpOpening),
@@ -73,7 +84,9 @@ pub(super) fn encode(event: &ReplicaEvent, into: &mut Vec<u8>) -> bool {
     };
     let is_v4 = flow.client.is_ipv4();
     let ends = [Some(flow.client), Some(flow.frontend), Some(flow.backend), flow.snat];
-    let (Some(mode), Some(state)) = (number(&MODES, &flow.mode), number(&STATES, &flow.state)) else { return false };
+    let modes = if flow.shift.is_some() { &SHIFTED_MODES[..] } else { &MODES[..] };
+    let (Some(mode), Some(state)) = (number(modes, &flow.mode), number(&STATES, &flow.state)) else { return false };
+    let shift = flow.shift.and_then(|shift| Some([number(&VERSIONS, &shift.version)?, shift.header_len]));
     if ends.iter().flatten().any(|end| end.is_ipv4() != is_v4) {
         return false;
     }
@@ -83,7 +96,7 @@ pub(super) fn encode(event: &ReplicaEvent, into: &mut Vec<u8>) -> bool {
         (false, false) => (RECORD_V6, HOLDS_V6),
         (false, true) => (RECORD_V6, ENDED_V6),
     };
-    let Ok(length) = u8::try_from(length) else { return false };
+    let Ok(length) = u8::try_from(length + shift.map_or(0, |shift| shift.len())) else { return false };
     into.extend([length, kind, flow.protocol, mode, state, u8::from(flow.snat.is_some())]);
     for end in ends {
         into.extend(end.map_or(0, |end| end.port()).to_be_bytes());
@@ -97,6 +110,7 @@ pub(super) fn encode(event: &ReplicaEvent, into: &mut Vec<u8>) -> bool {
             None => into.extend([0; 16]),
         }
     }
+    into.extend(shift.into_iter().flatten());
     true
 }
 
@@ -119,10 +133,16 @@ pub(super) fn decode(mut bytes: &[u8]) -> impl Iterator<Item = ReplicaEvent> {
 fn event(record: &[u8]) -> Option<ReplicaEvent> {
     let [length, kind, protocol, mode, state, has_snat, ..] = *record else { return None };
     let is_v4 = matches!(kind, HOLDS_V4 | ENDED_V4);
-    if usize::from(length) != if is_v4 { RECORD_V4 } else { RECORD_V6 } || !matches!(kind, HOLDS_V4..=ENDED_V6) {
+    let plain = if is_v4 { RECORD_V4 } else { RECORD_V6 };
+    let is_shifted = usize::from(length) == plain + SHIFT;
+    if !is_shifted && usize::from(length) != plain || !matches!(kind, HOLDS_V4..=ENDED_V6) {
         return None;
     }
     let (head, addresses) = record.split_at_checked(HEAD)?;
+    let shift = match *record.last_chunk::<SHIFT>()? {
+        [version, header_len] if is_shifted => Some(ShiftReplica { version: value(&VERSIONS, version)?, header_len }),
+        _ => None,
+    };
     let end = |index: usize| {
         let port = u16::from_be_bytes(head.get(6 + 2 * index..)?.first_chunk().copied()?);
         let ip = if is_v4 {
@@ -135,13 +155,14 @@ fn event(record: &[u8]) -> Option<ReplicaEvent> {
     let idle_ms = u32::from_be_bytes(*head.last_chunk()?);
     let flow = FlowReplica {
         protocol,
-        mode: value(&MODES, mode)?,
+        mode: value(if is_shifted { &SHIFTED_MODES[..] } else { &MODES[..] }, mode)?,
         state: value(&STATES, state)?,
         client: end(0)?,
         frontend: end(1)?,
         backend: end(2)?,
         snat: if has_snat == 0 { None } else { Some(end(3)?) },
         idle: Duration::from_millis(idle_ms.into()),
+        shift,
     };
     // What the engine never says.
     if flow.state.protocol() != protocol {
@@ -167,6 +188,7 @@ pub(super) mod tests {
             backend: "10.0.0.11:8080".parse().unwrap(),
             snat: Some("10.0.0.3:1024".parse().unwrap()),
             idle: Duration::from_millis(1234),
+            shift: None,
         }
     }
 
@@ -187,6 +209,13 @@ pub(super) mod tests {
         ];
         assert_eq!(bytes, expected.concat());
         assert_eq!((RECORD_V4, RECORD_V6), (34, 82));
+    }
+
+    #[test]
+    fn a_record_of_a_shifted_flow_is_none_of_its_mode() {
+        let shift = ShiftReplica { version: ProxyProtocol::V2, header_len: 28 };
+        let bytes = encoded(&[ReplicaEvent::Holds(FlowReplica { shift: Some(shift), ..flow(5555) })]);
+        assert_eq!((bytes.len(), &bytes[..6], &bytes[34..]), (36, &[36, 1, 6, 6, 3, 1][..], &[2, 28][..]));
     }
 
     #[test]
@@ -222,8 +251,8 @@ pub(super) mod tests {
 
     fn any_event() -> impl Strategy<Value = ReplicaEvent> {
         let ends = (any::<bool>(), any::<[u128; 4]>(), any::<[u16; 4]>());
-        (ends, 0..STATES.len(), 0..MODES.len(), any::<(bool, bool, u32)>()).prop_map(
-            |((is_v4, ips, ports), state, mode, (has_snat, is_end, idle_ms))| {
+        (ends, 0..STATES.len(), 0..MODES.len(), any::<(bool, bool, u32, Option<(bool, u8)>)>()).prop_map(
+            |((is_v4, ips, ports), state, mode, (has_snat, is_end, idle_ms, shift))| {
                 let end = |n: usize| {
                     let low = u32::try_from(ips[n] >> 96).unwrap();
                     let ip = if is_v4 { IpAddr::from(Ipv4Addr::from(low)) } else { Ipv6Addr::from(ips[n]).into() };
@@ -239,6 +268,10 @@ pub(super) mod tests {
                     backend: end(2),
                     snat: has_snat.then(|| end(3)),
                     idle: Duration::from_millis(idle_ms.into()),
+                    shift: shift.filter(|_| mode < 2).map(|(is_v2, header_len)| {
+                        let version = if is_v2 { ProxyProtocol::V2 } else { ProxyProtocol::V1 };
+                        ShiftReplica { version, header_len }
+                    }),
                 };
                 if is_end { ReplicaEvent::Ended(flow) } else { ReplicaEvent::Holds(flow) }
             },

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use dataplane::flow::ReplicaEvent;
 
 use super::message::MESSAGE_HEAD;
-use super::record::{self, RECORD_V6};
+use super::record::{self, RECORD_MAX};
 use super::seal::{DATAGRAM_HEAD, TAG};
 
 /// Longest datagram, bytes: with the headers of IPv6 and UDP it fits the MTU of Ethernet, 1,500.
@@ -39,7 +39,7 @@ impl SentBatches {
         let mut records = Vec::with_capacity(RECORDS_MAX);
         for event in events {
             record::encode(&event, &mut records);
-            if records.len() + RECORD_V6 > RECORDS_MAX {
+            if records.len() + RECORD_MAX > RECORDS_MAX {
                 self.push(&records, now);
                 records.clear();
             }
@@ -81,7 +81,7 @@ mod tests {
         let (mut sent, now) = (SentBatches::default(), Instant::now());
         let later = now + Duration::from_secs(1);
         sent.add((0..100).map(|port| ReplicaEvent::Holds(flow(port))), now);
-        let in_one = (RECORDS_MAX - RECORD_V6) / RECORD_V4 + 1;
+        let in_one = (RECORDS_MAX - RECORD_MAX) / RECORD_V4 + 1;
         assert_eq!(sent.next(), 100_u64.div_ceil(in_one as u64));
         let events: Vec<_> = (0..sent.next()).flat_map(|n| decode(&sent.get(n).unwrap()).collect::<Vec<_>>()).collect();
         assert_eq!(events, (0..100).map(|port| ReplicaEvent::Holds(flow(port))).collect::<Vec<_>>());

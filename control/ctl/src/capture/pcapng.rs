@@ -78,6 +78,7 @@ fn io_error(error: PcapError) -> io::Error {
 /// What the gateway did with a packet: `verdict=drop reason=no_flow service=default/web ...`.
 fn comment(packet: &v1::TracedPacket) -> String {
     let worker = packet.worker.to_string();
+    let shift = if packet.proxy_header.is_empty() { String::new() } else { packet.shift.to_string() };
     let values = [
         ("verdict", &packet.verdict),
         ("reason", &packet.reason),
@@ -86,6 +87,8 @@ fn comment(packet: &v1::TracedPacket) -> String {
         ("backend", &packet.backend),
         ("flow", &packet.flow),
         ("worker", &worker),
+        ("proxy_header", &packet.proxy_header),
+        ("shift", &shift),
     ];
     let known = values.into_iter().filter(|(_, value)| !value.is_empty());
     known.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")

@@ -41,6 +41,9 @@ fn flow(packet: &v1::TracedPacket) -> String {
     if !backend.is_empty() {
         text += &format!(", backend {backend}");
     }
+    if !packet.proxy_header.is_empty() {
+        text += &format!(", PROXY header {}, {} bytes", packet.proxy_header.replace('_', " "), packet.shift);
+    }
     text
 }
 
@@ -81,6 +84,7 @@ mod tests {
             verdict: "forward".into(),
             reason: String::new(),
             sent: vec![sent],
+            ..Default::default()
         };
         let expected = "2026-01-31T12:00:00.123456Z tcp 198.51.100.7:5555 -> 192.0.2.100:80, 74 bytes\n  \
                         received  on uplink, by worker 1\n  \
@@ -88,6 +92,8 @@ mod tests {
                         verdict   forward\n  \
                         sent      by cluster: tcp 10.0.0.3:1024 -> 10.0.0.11:8080, 74 bytes\n";
         assert_eq!(text(&packet), expected);
+        let headed = v1::TracedPacket { proxy_header: "sent".into(), shift: 28, ..packet.clone() };
+        assert!(text(&headed).contains(", backend 10.0.0.11:8080, PROXY header sent, 28 bytes\n"), "{}", text(&headed));
         let dropped = v1::TracedPacket {
             protocol: String::new(),
             flow: "none".into(),

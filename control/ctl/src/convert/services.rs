@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Service;
 use proto::limits::LOAD_BALANCER_CLASS;
 
 use super::input::{ConvertError, Found};
-use objects::service::foreign;
+use objects::service::{foreign, proxy_headers};
 
 /// MetalLB's sharing key, which applies to all namespaces.
 const SHARING: [&str; 2] = ["metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"];
@@ -23,7 +23,11 @@ pub(super) fn notes(found: &[Found], notes: &mut Vec<String>) -> Result<(), Conv
         }
         let annotations = service.metadata.annotations.unwrap_or_default();
         match foreign::remarks(&annotations) {
-            Ok(remarks) => notes.extend(remarks.iter().map(|remark| object.note(format_args!(": {}", remark.text)))),
+            Ok(remarks) => {
+                notes.extend(remarks.iter().map(|remark| object.note(format_args!(": {}", remark.text))));
+                let headers = proxy_headers(&annotations, &spec);
+                notes.extend(headers.err().map(|refusal| object.note(format_args!(" will not be served: {refusal}"))));
+            }
             Err(refusal) => notes.push(object.note(format_args!(" will not be served: {refusal}"))),
         }
         if let Some(key) = SHARING.iter().find_map(|name| annotations.get(*name)) {
@@ -54,7 +58,8 @@ pub(super) fn notes(found: &[Found], notes: &mut Vec<String>) -> Result<(), Conv
         notes.push(format!(
             "{} Services of type LoadBalancer have externalTrafficPolicy: Local ({first}, ...): in mode nat, the default, their \
              backends see an address of the gateway instead of the client's. Set annotation sluice.dev/mode, or defaults.mode, \
-             to dnat (replies of backends must pass the gateway), or to dsr, ipip or gue (backends must take packets for the VIP)",
+             to dnat (replies of backends must pass the gateway), or to dsr, ipip or gue (backends must take packets for the VIP), or \
+             let sluice.dev/proxy-protocol send it in a PROXY header (backends must expect one)",
             local.len()
         ));
     }

@@ -254,9 +254,12 @@ fn annotations_of_services_that_are_not_read_are_named() {
     for read in ["metallb.universe.tf/loadBalancerIPs: 192.0.2.1", "metallb.io/ip-allocated-from-pool: a", "example.com/x: y"] {
         assert_eq!(service(Product::Metallb, read, ours), Vec::<String>::new(), "{read}");
     }
-    for read in
-        ["lbipam.cilium.io/ips: 192.0.2.1", "io.cilium/lb-ipam-ips: 192.0.2.1", "lbipam.cilium.io/sharing-cross-namespace: '*'"]
-    {
+    for read in [
+        "lbipam.cilium.io/ips: 192.0.2.1",
+        "io.cilium/lb-ipam-ips: 192.0.2.1",
+        "lbipam.cilium.io/sharing-cross-namespace: '*'",
+        "load-balancer.hetzner.cloud/uses-proxyprotocol: 'true'",
+    ] {
         assert_eq!(service(Product::Cilium, read, ours), Vec::<String>::new(), "{read}");
     }
     let rows = [
@@ -264,6 +267,8 @@ fn annotations_of_services_that_are_not_read_are_named() {
         ("service.cilium.io/src-ranges-policy: deny", "will not be served"),
         ("service.cilium.io/unheard-of: x", "no effect"),
         ("purelb.io/addresses: 192.0.2.1", "sluice.dev/addresses"),
+        ("sluice.dev/proxy-protocol: v3", "will not be served"),
+        ("load-balancer.hetzner.cloud/uses-proxyprotocol: v2", "will not be served"),
     ];
     for (annotation, word) in rows {
         let notes = service(Product::Cilium, annotation, ours);

@@ -41,6 +41,7 @@ pub(crate) trait Row: Serialize + Clone + PartialEq {
 impl Row for v1::ServiceStatus {
     const TITLES: &'static [&'static str] =
         &["NAMESPACE", "NAME", "FRONTENDS", "MODE", "TARGET", "SCHEDULER", "BACKENDS", "HEALTHY", "REASON"];
+    const WIDE: &'static [&'static str] = &["PROXY-PROTOCOL"];
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_services(v1::ListServicesRequest::default()).await?.into_inner();
@@ -54,6 +55,17 @@ impl Row for v1::ServiceStatus {
     fn shown(&self) -> Value {
         let mut fields = serde_json::to_value(self).unwrap_or_default();
         fields["frontends"] = some_of(&self.frontends).into();
+        // "v2" where all frontends have it, else "tcp 192.0.2.100:443 v2".
+        let mut versions: Vec<_> = self.proxy_protocols.values().collect();
+        versions.dedup();
+        fields["proxy_protocol"] = match versions.as_slice() {
+            [one] if self.proxy_protocols.len() == self.frontends.len() => (*one).as_str().into(),
+            _ => {
+                let texts: Vec<_> =
+                    self.proxy_protocols.iter().map(|(frontend, version)| format!("{frontend} {version}")).collect();
+                some_of(&texts).into()
+            }
+        };
         if !self.message.is_empty() {
             fields["reason"] = format!("{}: {}", self.reason, self.message).into();
         }
@@ -126,6 +138,7 @@ impl Row for v1::BackendStatus {
 impl Row for v1::FlowStatus {
     const TITLES: &'static [&'static str] =
         &["PROTOCOL", "CLIENT", "FRONTEND", "BACKEND", "MODE", "STATE", "AGE-S", "IDLE-S", "WORKER"];
+    const WIDE: &'static [&'static str] = &["SNAT", "PROXY-HEADER", "SHIFT"];
 
     /// The first page without filters.
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {

@@ -56,8 +56,8 @@ macro_rules! aws {
     };
 }
 
-/// Our annotations that are read elsewhere: two by `owned`, and one by [`refuse_unbuilt`].
-const READ_ELSEWHERE: [&str; 3] = ["gateway-group", "group", "proxy-protocol"];
+/// Our annotations that are read elsewhere: by the modules `owned` and `proxy_protocol`.
+const READ_ELSEWHERE: [&str; 4] = ["gateway-group", "group", "proxy-protocol", "proxy-protocol-ports"];
 /// Maximum length of a label key.
 const SHARING_KEY_CHARS_MAX: usize = 253;
 /// Maximum length of an object name.
@@ -86,7 +86,6 @@ const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_s
 /// Parses `annotations` into a specification that has nothing else, not even source ranges; `load_balancer_ip` is the
 /// deprecated field that requests an address.
 pub(super) fn read(annotations: &BTreeMap<String, String>, load_balancer_ip: Option<&str>) -> Result<ServiceSpec, SpecError> {
-    refuse_unbuilt(annotations)?;
     let notes = foreign::remarks(annotations)?;
     let mut reader =
         Reader { annotations, known: Vec::new(), unread: BTreeSet::new(), unread_request: None, refused_if_new: None, notes };
@@ -126,16 +125,6 @@ impl<T: Display> Display for OneOf<'_, T> {
         let names: Vec<_> = self.0.iter().map(ToString::to_string).collect();
         write!(f, "one of {}", names.join(", "))
     }
-}
-
-/// The error for an unsupported value that changes who may connect or what a backend receives.
-fn refuse_unbuilt(annotations: &BTreeMap<String, String>) -> Result<(), SpecError> {
-    for key in [ours!("proxy-protocol"), aws!("proxy-protocol")] {
-        if let Some(value) = annotations.get(key).filter(|value| !value.trim().is_empty()) {
-            return Err(SpecError::unsupported(&format!("annotation {key}"), value, "remove it"));
-        }
-    }
-    Ok(())
 }
 
 fn sharing_namespaces(value: &str) -> Option<Namespaces> {

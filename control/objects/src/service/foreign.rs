@@ -1,9 +1,9 @@
 //! Annotations of other load balancers that sluice does not read. Owners get a remark, so that no user who
 //! migrates relies on an annotation without effect.
 //!
-//! Invariant: every annotation with a prefix listed here is either read elsewhere (`READ`, `INTERNAL`), written by its own
-//! controller (`WRITTEN_BACK`), refused because it changes who may connect or what a backend receives (`REFUSED`), or named
-//! in a remark.
+//! Invariant: every annotation with a prefix listed here is either read elsewhere (`READ`, `INTERNAL`, those for the PROXY
+//! protocol), written by its own controller (`WRITTEN_BACK`), refused because it changes who may connect or what a backend
+//! receives (`REFUSED`), or named in a remark.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::error::SpecError;
+use super::proxy_protocol::{self, Reading};
 use crate::note::{Cause, Remark, quoted};
 
 /// Prefixes of the annotations of other products.
@@ -52,7 +53,7 @@ const FAMILIES: [&str; 33] = [
 /// Prefix that Alibaba's annotations had until 2019. Its controller reads both.
 const ALIBABA_OLD: &str = "service.beta.kubernetes.io/alicloud-loadbalancer-";
 /// Annotations that the module `annotations` reads, refuses or reports.
-pub(super) const READ: [&str; 28] = [
+pub(super) const READ: [&str; 27] = [
     "metallb.io/loadBalancerIPs",
     "metallb.io/address-pool",
     "metallb.io/allow-shared-ip",
@@ -76,7 +77,6 @@ pub(super) const READ: [&str; 28] = [
     "service.beta.kubernetes.io/aws-load-balancer-connection-draining-enabled",
     "service.beta.kubernetes.io/aws-load-balancer-connection-draining-timeout",
     "service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout",
-    "service.beta.kubernetes.io/aws-load-balancer-proxy-protocol",
     "service.beta.kubernetes.io/aws-load-balancer-scheme",
     "service.beta.kubernetes.io/aws-load-balancer-internal",
     "service.beta.kubernetes.io/load-balancer-source-ranges",
@@ -126,7 +126,8 @@ pub fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, Sp
         if let Some(remedy) = refused(&present, value) {
             return Err(SpecError::unsupported(&format!("annotation {key}"), value, remedy));
         }
-        if READ.contains(&key.as_str()) || WRITTEN_BACK.contains(&key.as_str()) {
+        let reading = proxy_protocol::reading(key, value);
+        if READ.contains(&key.as_str()) || WRITTEN_BACK.contains(&key.as_str()) || reading == Reading::All {
             continue;
         }
         if let Some((_, internal, public)) = INTERNAL.iter().find(|(theirs, ..)| *theirs == present) {
@@ -140,7 +141,8 @@ pub fn remarks(annotations: &BTreeMap<String, String>) -> Result<Vec<Remark>, Sp
             continue;
         }
         let advice = EQUIVALENTS.iter().find(|(theirs, _)| theirs == key).map(|(_, ours)| format!("; use sluice.dev/{ours}"));
-        let text = format!("annotation {key} has no effect here{}", advice.unwrap_or_default());
+        let but = if reading == Reading::Part { " but for its PROXY protocol" } else { "" };
+        let text = format!("annotation {key} has no effect here{but}{}", advice.unwrap_or_default());
         remarks.push(Remark::new(Cause::AnnotationIgnored, text));
     }
     Ok(remarks)
@@ -177,13 +179,11 @@ enum Refuses {
     AllBut(&'static str),
     /// These values.
     Only(&'static [&'static str]),
-    /// A list `a=b,c=d` with `key=true`.
-    Attribute(&'static str),
     /// A JSON object with this key, unless its value is the second text, empty or `null`.
     Key(&'static str, &'static str),
 }
 
-const PROXY: &str = "a PROXY protocol is not sent: let the backends expect none, and remove it";
+const PRIVATE_LINK: &str = "there is no Private Link; ask for a PROXY header by sluice.dev/proxy-protocol, and remove it";
 const TLS: &str = "let the backends end TLS, and remove it";
 const CLIENTS: &str = "say who may connect by spec.loadBalancerSourceRanges, and remove it";
 const TLS_BEHIND: &str = "nothing is encrypted on the way to the backends: let clients speak TLS with them, and remove it";
@@ -191,46 +191,30 @@ const HEADERS: &str = "headers are not inserted: let the backends do without the
 
 /// Annotations that must not be ignored, with advice. A key that ends in `*` stands for all with this beginning. Names and
 /// values are those of the vendors' controllers.
-const REFUSED: [(&str, Refuses, &str); 60] = [
+const REFUSED: [(&str, Refuses, &str); 45] = [
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-cert", Refuses::All, TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-ssl-ports", Refuses::All, TLS),
     ("service.beta.kubernetes.io/aws-load-balancer-backend-protocol", Refuses::Only(&["ssl", "https"]), TLS_BEHIND),
     ("service.beta.kubernetes.io/aws-load-balancer-security-groups", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/aws-load-balancer-extra-security-groups", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/aws-load-balancer-security-group-prefix-lists", Refuses::All, CLIENTS),
-    (
-        "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes",
-        Refuses::Attribute("proxy_protocol_v2.enabled"),
-        "remove the attribute",
-    ),
     ("service.cilium.io/src-ranges-policy", Refuses::AllBut("allow"), "source ranges only allow here; remove it"),
-    ("loxilb.io/useproxyprotov2", Refuses::AllBut("no"), PROXY),
     ("loxilb.io/mtls-frontend-mode", Refuses::AllBut("disabled"), TLS),
     ("loxilb.io/mtls-backend-verify", Refuses::AllBut("false"), TLS_BEHIND),
-    ("loadbalancer.openstack.org/proxy-protocol", Refuses::AllBut("false"), PROXY),
     ("loadbalancer.openstack.org/x-forwarded-for", Refuses::AllBut("false"), HEADERS),
     ("loadbalancer.openstack.org/default-tls-container-ref", Refuses::All, TLS),
-    ("service.beta.kubernetes.io/do-loadbalancer-enable-proxy-protocol", Refuses::AllBut("false"), PROXY),
     ("service.beta.kubernetes.io/do-loadbalancer-allow-rules", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/do-loadbalancer-deny-rules", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/do-loadbalancer-certificate-id", Refuses::All, TLS),
     ("service.beta.kubernetes.io/do-loadbalancer-certificate-name", Refuses::All, TLS),
-    ("service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v1", Refuses::AllBut("false"), PROXY),
-    ("service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v2", Refuses::AllBut("false"), PROXY),
-    ("service.beta.kubernetes.io/scw-loadbalancer-send-proxy-v2", Refuses::AllBut("false"), PROXY),
     ("service.beta.kubernetes.io/scw-loadbalancer-certificate-ids", Refuses::All, TLS),
     ("service.beta.kubernetes.io/scw-loadbalancer-http-backend-tls", Refuses::AllBut("false"), TLS_BEHIND),
-    ("load-balancer.hetzner.cloud/uses-proxyprotocol", Refuses::AllBut("false"), PROXY),
     ("load-balancer.hetzner.cloud/http-certificates", Refuses::All, TLS),
     ("load-balancer.hetzner.cloud/certificate-type", Refuses::Only(&["managed"]), TLS),
     ("load-balancer.hetzner.cloud/http-managed-certificate-domains", Refuses::All, TLS),
-    ("service.beta.kubernetes.io/linode-loadbalancer-proxy-protocol", Refuses::AllBut("none"), PROXY),
-    ("service.beta.kubernetes.io/linode-loadbalancer-default-proxy-protocol", Refuses::AllBut("none"), PROXY),
-    ("service.beta.kubernetes.io/linode-loadbalancer-port-*", Refuses::Key("proxy-protocol", "none"), PROXY),
     ("service.beta.kubernetes.io/linode-loadbalancer-port-*", Refuses::Key("tls-secret-name", ""), TLS),
     ("service.beta.kubernetes.io/linode-loadbalancer-firewall-id", Refuses::All, CLIENTS),
     ("service.beta.kubernetes.io/linode-loadbalancer-firewall-acl", Refuses::All, CLIENTS),
-    ("service.beta.kubernetes.io/vultr-loadbalancer-proxy-protocol", Refuses::AllBut("false"), PROXY),
     ("service.beta.kubernetes.io/vultr-loadbalancer-ssl", Refuses::All, TLS),
     ("service.beta.kubernetes.io/vultr-loadbalancer-auto-ssl", Refuses::All, TLS),
     ("service.beta.kubernetes.io/vultr-loadbalancer-firewall-rules", Refuses::All, CLIENTS),
@@ -242,8 +226,7 @@ const REFUSED: [(&str, Refuses, &str); 60] = [
         Refuses::AllBut("false"),
         "source ranges deny all others here anyway; remove it",
     ),
-    ("service.beta.kubernetes.io/azure-pls-proxy-protocol", Refuses::AllBut("false"), PROXY),
-    ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol", Refuses::AllBut("off"), PROXY),
+    ("service.beta.kubernetes.io/azure-pls-proxy-protocol", Refuses::AllBut("false"), PRIVATE_LINK),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-xforwardedfor-proto", Refuses::AllBut("off"), HEADERS),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-xforwardedfor-slbport", Refuses::AllBut("off"), HEADERS),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-xforwardedfor-clientsrcport", Refuses::AllBut("off"), HEADERS),
@@ -252,13 +235,11 @@ const REFUSED: [(&str, Refuses, &str); 60] = [
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cert-id", Refuses::All, TLS),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cacert-id", Refuses::All, TLS),
     ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-cacert", Refuses::AllBut("off"), TLS),
-    ("service.beta.kubernetes.io/oci-load-balancer-connection-proxy-protocol-version", Refuses::All, PROXY),
     ("service.beta.kubernetes.io/oci-load-balancer-ssl-ports", Refuses::All, TLS),
     ("service.beta.kubernetes.io/oci-load-balancer-tls-secret", Refuses::All, TLS),
     ("service.beta.kubernetes.io/oci-load-balancer-tls-backendset-secret", Refuses::All, TLS_BEHIND),
     ("oci.oraclecloud.com/oci-load-balancer-rule-sets", Refuses::All, "rules for requests are not applied; remove it"),
     ("oci.oraclecloud.com/oci-network-security-groups", Refuses::All, CLIENTS),
-    ("oci-network-load-balancer.oraclecloud.com/is-ppv2-enabled", Refuses::AllBut("false"), PROXY),
     ("oci-network-load-balancer.oraclecloud.com/oci-network-security-groups", Refuses::All, CLIENTS),
 ];
 
@@ -270,7 +251,6 @@ fn refused(key: &str, value: &str) -> Option<&'static str> {
         Refuses::All => true,
         Refuses::AllBut(usual) => !value.eq_ignore_ascii_case(usual),
         Refuses::Only(words) => words.iter().any(|word| value.eq_ignore_ascii_case(word)),
-        Refuses::Attribute(name) => says_true(value, name),
         Refuses::Key(name, usual) => has_other(value, name, usual),
     };
     if value.is_empty() {
@@ -285,12 +265,6 @@ fn present_name(key: &str) -> Cow<'_, str> {
         Some(name) => Cow::Owned(format!("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-{name}")),
         None => Cow::Borrowed(key),
     }
-}
-
-/// Whether a list `a=b,c=d` contains `key=true`.
-fn says_true(list: &str, key: &str) -> bool {
-    let mut pairs = list.split(',').filter_map(|pair| pair.split_once('='));
-    pairs.any(|(name, value)| name.trim() == key && value.trim().eq_ignore_ascii_case("true"))
 }
 
 /// Whether a JSON object has another value than `usual` for `key`. A text that is no JSON object counts if it has the key,
@@ -345,8 +319,6 @@ mod tests {
                 Refuses::All => ("arn:aws:acm:1", ""),
                 Refuses::AllBut(usual) => ("yes", usual),
                 Refuses::Only(words) => (words[0], "x"),
-                Refuses::Attribute(_) => ("a.b=c, proxy_protocol_v2.enabled=True", "proxy_protocol_v2.enabled=false"),
-                Refuses::Key("proxy-protocol", _) => (r#"{"proxy-protocol": "v2"}"#, r#"{"protocol": "tcp"}"#),
                 Refuses::Key(..) => (r#"{"tls-secret-name": "a"}"#, r#"{"tls-secret-name": ""}"#),
             };
             let error = of(&key, refused).unwrap_err();
@@ -357,31 +329,38 @@ mod tests {
         }
         assert!(of("service.cilium.io/src-ranges-policy", "deny").is_err());
         let linode = |value| of("service.beta.kubernetes.io/linode-loadbalancer-port-443", value).is_ok();
-        assert!(
-            [r#"{"proxy-protocol": "none"}"#, r#"{"proxy-protocol":null}"#, r#"{"x": "proxy-protocol"}"#].map(linode)
-                == [true; 3]
-        );
-        assert!(
-            [r#"{"proxy-protocol": "v1"}"#, r#"{"proxy-protocol": "v1""#, r#"{"proxy-protocol": 2}"#].map(linode) == [false; 3]
-        );
+        let harmless = [r#"{"tls-secret-name": " "}"#, r#"{"tls-secret-name":null}"#, r#"{"x": "tls-secret-name"}"#];
+        assert!(harmless.map(linode) == [true; 3]);
+        assert!([r#"{"tls-secret-name": "a""#, r#"{"tls-secret-name": 2}"#].map(linode) == [false; 2]);
         let keys: std::collections::BTreeSet<_> = REFUSED.iter().map(|(key, ..)| *key).collect();
-        assert_eq!(keys.len() + 1, REFUSED.len(), "only Linode's ports have two rows");
+        assert_eq!(keys.len(), REFUSED.len());
         assert!(
             keys.iter().all(|key| FAMILIES.iter().any(|family| key.starts_with(family))),
             "an annotation that is never looked at"
         );
     }
 
-    /// The values by which the controllers of loxilb, Hetzner and Alibaba switch a feature off and on.
+    #[test]
+    fn what_is_read_of_an_annotation_for_the_proxy_protocol_has_no_remark() {
+        let attributes = "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
+        for key in [attributes, "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes.443"] {
+            assert_eq!(of(key, "proxy_protocol_v2.enabled=true"), Ok(Vec::new()), "{key}");
+        }
+        let both = of(attributes, "proxy_protocol_v2.enabled=true,stickiness.enabled=true").unwrap();
+        assert!(both[0].contains("no effect here but for its PROXY protocol; use sluice.dev/drain-timeout"), "{both:?}");
+        assert_eq!(of("load-balancer.hetzner.cloud/uses-proxyprotocol", "true"), Ok(Vec::new()));
+        let linode = |value| of("service.beta.kubernetes.io/linode-loadbalancer-port-443", value).unwrap();
+        assert_eq!(linode(r#"{"proxy-protocol": "v1"}"#), [""; 0]);
+        assert!(linode(r#"{"protocol": "http", "proxy-protocol": "v1"}"#)[0].contains("but for its PROXY protocol"));
+        assert!(linode(r#"{"protocol": "http"}"#)[0].ends_with("no effect here"));
+    }
+
+    /// The values by which the controllers of loxilb, Hetzner and AWS switch a feature off and on.
     #[test]
     fn values_have_the_meaning_that_their_products_give_them() {
         for (key, on, off) in [
             ("loxilb.io/mtls-frontend-mode", &["optional", "required"][..], "disabled"),
-            ("loxilb.io/useproxyprotov2", &["yes"], "no"),
-            ("loadbalancer.openstack.org/proxy-protocol", &["true", "v1", "v2"], "false"),
-            ("service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v2", &["true", "*", "80,443"], "false"),
             ("load-balancer.hetzner.cloud/certificate-type", &["managed"], "uploaded"),
-            ("service.beta.kubernetes.io/alibaba-cloud-loadbalancer-proxy-protocol", &["on"], "off"),
             ("service.beta.kubernetes.io/aws-load-balancer-backend-protocol", &["ssl", "https"], "tcp"),
         ] {
             assert!(on.iter().all(|value| of(key, value).is_err()), "{key}");

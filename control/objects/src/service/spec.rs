@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use proto::limits::ANNOTATION_PREFIX;
-use proto::{AffinityScope, Family, HealthCheck, Mode, Probe, Protocol, Scheduler, StatusRanges, Target};
+use proto::{AffinityScope, Family, HealthCheck, Mode, Probe, Protocol, ProxyProtocol, Scheduler, StatusRanges, Target};
 
 use super::error::{SpecError, Unread};
 use crate::note::{Cause, Remark};
@@ -70,6 +70,12 @@ pub struct ServiceSpec {
 }
 
 impl ServiceSpec {
+    /// Whether any of its ports gets a PROXY header.
+    #[must_use]
+    pub fn has_proxy_header(&self) -> bool {
+        self.ports.iter().any(|port| port.proxy_protocol.is_some())
+    }
+
     /// Copies settings that cannot be parsed from the previous specification.
     pub fn keep(&mut self, before: &Self) {
         for what in self.unread.clone() {
@@ -127,6 +133,8 @@ pub struct PortSpec {
     pub port_of_nodes: Option<u16>,
     /// Application protocol, for display only.
     pub app_protocol: Option<String>,
+    /// The PROXY header that its backends expect.
+    pub proxy_protocol: Option<ProxyProtocol>,
 }
 
 /// Health check settings of a Service; the rest comes from the configuration.

@@ -87,6 +87,18 @@ mod tests {
                 Level::Warning,
                 "OutsidePools",
             ),
+            (
+                "{name: web}\nspec",
+                "{name: web, annotations: {sluice.dev/proxy-protocol: v3}}\nspec",
+                Level::Warning,
+                "Refused: annotation sluice.dev/proxy-protocol: found \"v3\", expected v1 or v2",
+            ),
+            (
+                "{name: web}\nspec",
+                "{name: web, annotations: {sluice.dev/mode: gue, sluice.dev/proxy-protocol: v2}}\nspec",
+                Level::Warning,
+                "Unsupported: Mode gue cannot send the PROXY header that port 80 asks for",
+            ),
         ];
         for (from, to, level, expected) in rows {
             fs::write(manifests.join("web.yaml"), SERVICE.replacen(from, to, 1)).unwrap();

@@ -26,8 +26,10 @@ impl Policy {
         let kept_mode = kept(Unread::Mode).map(|kept| kept.mode);
         let mode = kept_mode.or(spec.and_then(|spec| spec.mode)).unwrap_or(default_mode);
         let default_target = if mode.is_two_way() { Target::Endpoint } else { Target::Node };
-        // In all modes but `nat` nodes see the VIP; in `nat` they see the addresses of the gateway and of the backend.
-        let default_ip_mode = if mode == Mode::Nat { IpMode::Proxy } else { IpMode::Vip };
+        // In all modes but `nat` nodes see the VIP; in `nat` they see the addresses of the gateway and of the backend. Nodes
+        // that took packets for the VIP themselves would send no PROXY header.
+        let is_proxy = mode == Mode::Nat || spec.is_some_and(ServiceSpec::has_proxy_header);
+        let default_ip_mode = if is_proxy { IpMode::Proxy } else { IpMode::Vip };
         let target = kept(Unread::Target).map(|kept| kept.target).or(spec.and_then(|spec| spec.target));
         let scheduler = kept(Unread::Scheduler).map(|kept| kept.scheduler).or(spec.and_then(|spec| spec.scheduler));
         let ip_mode = kept(Unread::IpMode).map(|kept| kept.ip_mode).or(spec.and_then(|spec| spec.ip_mode));
@@ -52,6 +54,13 @@ impl Policy {
                 "Mode {mode} needs an address that backends accept packets for, and type NodePort has none; use nat or dnat, or type LoadBalancer"
             ));
         }
+        if let Some(port) = spec.ports.iter().find(|port| port.proxy_protocol.is_some()).filter(|_| !mode.is_two_way()) {
+            let message = format!(
+                "Mode {mode} cannot send the PROXY header that port {} asks for: the gateway sees one direction only; use nat or dnat, or remove the annotations (backends see the client's address in mode {mode} without)",
+                port.port
+            );
+            return Some(Refusal { reason: Reason::Unsupported, message });
+        }
         if self.target == Target::Endpoint {
             return None;
         }
@@ -75,7 +84,7 @@ impl Policy {
     /// (`externalTrafficPolicy: Local`).
     #[must_use]
     pub fn loses_client_address(&self, spec: &ServiceSpec) -> bool {
-        self.mode == Mode::Nat && spec.local
+        self.mode == Mode::Nat && spec.local && spec.ports.iter().any(|port| port.proxy_protocol.is_none())
     }
 
     /// What the owner of such a Service is told.
@@ -83,7 +92,8 @@ impl Policy {
     pub fn client_address_remark(&self, spec: &ServiceSpec) -> Option<Remark> {
         let text = "Backends see an address of the gateway, not that of the client that externalTrafficPolicy: Local asks for: \
                     mode nat replaces it. Set annotation sluice.dev/mode to dnat (replies of backends must pass the gateway), or \
-                    to dsr, ipip or gue (backends must take packets for the VIP); or set externalTrafficPolicy to Cluster";
+                    to dsr, ipip or gue (backends must take packets for the VIP); let sluice.dev/proxy-protocol send it in a PROXY \
+                    header (backends must expect one); or set externalTrafficPolicy to Cluster";
         self.loses_client_address(spec).then(|| Remark::new(Cause::ClientAddressLost, text))
     }
 
@@ -188,6 +198,26 @@ mod tests {
             assert_eq!(refusal.is_some(), expected.is_some(), "{kind} {annotations:?}: {refusal:?}");
             assert!(refusal.is_none_or(|r| r.reason == Reason::Refused && r.message.contains(expected.unwrap())));
         }
+    }
+
+    #[test]
+    fn a_proxy_header_needs_both_directions_and_hides_the_vip_from_nodes() {
+        for mode in Mode::ALL {
+            let annotations = [("mode", mode.as_str()), ("proxy-protocol", "v2")];
+            let candidate = candidate("LoadBalancer", &annotations, json!({"port": 80}));
+            let (policy, spec) = (policy(&candidate, Mode::Nat), candidate.wanted.as_ref().unwrap());
+            assert_eq!(policy.ip_mode, IpMode::Proxy, "{mode}");
+            assert!(!policy.loses_client_address(&ServiceSpec { local: true, ..spec.clone() }));
+            match policy.refusal(spec, candidate.kind) {
+                Some(refusal) => {
+                    assert!(!mode.is_two_way() && refusal.reason == Reason::Unsupported, "{refusal:?}");
+                    assert!(refusal.message.contains(mode.as_str()) && refusal.message.contains("port 80"), "{refusal:?}");
+                }
+                None => assert!(mode.is_two_way(), "{mode}"),
+            }
+        }
+        let by_hand = candidate("LoadBalancer", &[("proxy-protocol", "v1"), ("ip-mode", "VIP")], json!({"port": 80}));
+        assert_eq!(policy(&by_hand, Mode::Dnat).ip_mode, IpMode::Vip);
     }
 
     #[test]

@@ -58,6 +58,10 @@ pub enum FlowMode {
     /// Generic UDP encapsulation, variant 1.
     Gue,
 }
+/// The numbers of shifted flows, see [`FlowMode::number`].
+const SHIFTED_NAT: u32 = 5;
+const SHIFTED_DNAT: u32 = 6;
+const _: () = assert!((FlowMode::Gue as u32) < SHIFTED_NAT);
 impl From<Mode> for FlowMode {
     fn from(mode: Mode) -> Self {
         match mode {
@@ -82,12 +86,29 @@ impl FlowMode {
         }
     }
 
+    /// The number of flows in this mode, in three bits; `is_shifted`: of those with a [`super::Shift`], which two-way modes
+    /// have. No table of the fast path knows these.
+    #[inline(always)]
+    pub(crate) const fn number(self, is_shifted: bool) -> u32 {
+        match self {
+            Self::Nat if is_shifted => SHIFTED_NAT,
+            Self::Dnat if is_shifted => SHIFTED_DNAT,
+            _ => self as u32,
+        }
+    }
+
+    /// Whether flows with this number are shifted, of which the lower three bits count.
+    #[inline(always)]
+    pub(crate) const fn is_shifted_number(number: u32) -> bool {
+        matches!(number & 7, SHIFTED_NAT | SHIFTED_DNAT)
+    }
+
     /// The mode with this number, of which the lower three bits count.
     #[inline(always)]
     pub(crate) const fn of_number(number: u32) -> Self {
         match number & 7 {
-            0 => Self::Nat,
-            1 => Self::Dnat,
+            0 | SHIFTED_NAT => Self::Nat,
+            1 | SHIFTED_DNAT => Self::Dnat,
             2 => Self::Dsr,
             3 => Self::Ipip,
             _ => Self::Gue,

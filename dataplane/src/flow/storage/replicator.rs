@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
+use proto::ProxyProtocol;
 
 use super::flow_groups::FlowGroups;
 use super::resting_replies::RestingReplies;
@@ -51,14 +52,27 @@ pub struct FlowReplica {
     pub snat: Option<SocketAddr>,
     /// Time since its last packet.
     pub idle: Duration,
+    /// The PROXY header that its backend has, or that each of its datagrams gets.
+    pub shift: Option<ShiftReplica>,
+}
+
+/// What gateways tell each other of a shift that is settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShiftReplica {
+    /// The version of the header.
+    pub version: ProxyProtocol,
+    /// Its length in bytes.
+    pub header_len: u8,
 }
 
 impl FlowReplica {
     /// The flow as it is now.
     #[must_use]
     pub fn of(flow: &FlowView) -> Self {
-        let FlowView { protocol, mode, state, client, frontend, backend_address: backend, snat, idle, .. } = *flow;
-        Self { protocol, mode, state, client, frontend, backend, snat, idle: Duration::from_nanos(idle.nanoseconds()) }
+        let FlowView { protocol, mode, state, client, frontend, backend_address: backend, snat, idle, shift, .. } = *flow;
+        let shift = shift.map(|shift| ShiftReplica { version: shift.version(), header_len: shift.header_len() });
+        let idle = Duration::from_nanos(idle.nanoseconds());
+        Self { protocol, mode, state, client, frontend, backend, snat, idle, shift }
     }
 }
 

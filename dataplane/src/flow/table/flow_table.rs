@@ -14,9 +14,9 @@ use crate::flow::entry::Flow;
 use crate::flow::index::{Guess, Homes, Index, IndexSlot};
 use crate::flow::shares::ClientPorts;
 use crate::flow::snat::PoolId;
-use crate::flow::state::{Direction, FlowState, YieldClass};
+use crate::flow::state::{Direction, FlowState, Shift, YieldClass};
 use crate::flow::storage::{
-    AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlows, Replicator, Storage,
+    AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlow, HotFlows, Replicator, Storage,
 };
 use crate::flow::tick::{Tick, Ticks};
 use crate::flow::transitions::Segment;
@@ -527,6 +527,7 @@ impl<A: Address> FlowTable<A> {
     ) -> Flow<A> {
         let mut flow = Flow { last_seen: now, ..self.get(index) };
         let before = flow.state.yield_class();
+        let segment = segment.seen_by_client(flow.shift.as_ref(), direction);
         if advance(&mut flow, transport, direction, segment, now) {
             let pool = pool_of(&flow);
             if let Some(class) = before {
@@ -606,6 +607,17 @@ impl<A: Address> FlowTable<A> {
     pub fn set(&mut self, index: FlowIndex, flow: &Flow<A>) {
         self.storage.set(index.0, flow);
         self.note(index.0, flow);
+    }
+
+    /// Whether a flow has a shift.
+    #[inline(always)]
+    pub(crate) fn is_shifted(&self, FlowIndex(index): FlowIndex) -> bool {
+        self.storage.hot(index).is_some_and(HotFlow::is_shifted)
+    }
+
+    /// Stores the shift of a flow that has one.
+    pub(crate) fn set_shift(&mut self, FlowIndex(index): FlowIndex, shift: Shift) {
+        self.storage.set_shift(index, shift);
     }
 
     /// Keeps the note of a flow that is in no list.

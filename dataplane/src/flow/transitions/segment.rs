@@ -4,6 +4,7 @@
 
 use zerocopy::network_endian::U32;
 
+use crate::flow::state::{Direction, Shift};
 use crate::wire::{Address, Chunk, Headers, Sctp, Tcp, Transport, sctp_chunk, take, tcp_flags};
 
 /// The numbers of a TCP segment, or of an SCTP packet.
@@ -28,6 +29,27 @@ impl Segment {
             _ => None,
         }
         .unwrap_or_default()
+    }
+
+    /// The numbers as the client knows them, by which flows keep numbers: the backend's include what the gateway has
+    /// inserted.
+    #[must_use]
+    pub(crate) fn seen_by_client(self, shift: Option<&Shift>, direction: Direction) -> Self {
+        match (shift, direction) {
+            (Some(shift), Direction::ToClient) => {
+                Self { acknowledgement: shift.numbers().client.to_sender(self.acknowledgement), ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// The numbers of a packet in a direction as its receiver knows them.
+    #[must_use]
+    pub(crate) fn seen_by_receiver(self, shift: Option<&Shift>, direction: Direction) -> Self {
+        match (shift, direction) {
+            (Some(shift), Direction::ToBackend) => Self { sequence: shift.numbers().client.to_receiver(self.sequence), ..self },
+            _ => self.seen_by_client(shift, direction),
+        }
     }
 
     fn of_tcp<A: Address>(frame: &[u8], headers: &Headers<A>, flags: u8) -> Option<Self> {

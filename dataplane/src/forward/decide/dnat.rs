@@ -11,15 +11,17 @@
 
 use super::exit::{arrives_from, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
-use super::local::refused_source;
+use super::local::{refused_source, unknown};
 use super::reclaim::{reset_to_backend, take_room};
 use super::verdict::{NatForward, Verdict};
 use crate::flow::{
     BackendId, Direction, Flow, FlowBackend, FlowEnd, FlowIndex, FlowMode, FlowState, PoolId, SnatLease, begins, flow_of,
     is_mid_stream, next_state,
 };
+use crate::forward::rewrite::shift_between;
 use crate::snapshot::{DnatFrontend, Frontend};
 use crate::stats::DropReason;
+use crate::wire::protocol::{TCP, UDP};
 use crate::wire::{Address, Transport, Tuple, is_martian, tcp_flags};
 
 /// Backends that are tried besides the chosen one, so that one packet costs at most twice as many searches: a client that uses one
@@ -151,6 +153,10 @@ fn by_front<'s, A: Address>(
     let Some((frontend, number)) = frontend.filter(|(frontend, _)| frontend.allows(asked.source)) else {
         return Verdict::Drop(DropReason::SourceRange);
     };
+    if frontend.proxy_protocol().is_some() && protocol == TCP {
+        // Nobody knows where its numbers are.
+        return unknown(packet.headers.transport);
+    }
     // The client's flow may have moved to another backend meanwhile.
     if context.table.search(context.table.hash(&asked), &asked).is_some() {
         return Verdict::Drop(DropReason::NoFlow);
@@ -159,6 +165,8 @@ fn by_front<'s, A: Address>(
     let to = FlowBackend { id: front.backend, address: source, port: source_port };
     let mut flow = flow_of(&asked, packet.headers.transport, FlowMode::Dnat, to, &lease, now);
     flow.frontend = number;
+    let version = frontend.proxy_protocol().filter(|_| protocol == UDP);
+    flow.shift = version.map(|version| shift_between(version, &asked, 0));
     // Anyone can be named as its client, so the client's packet confirms it.
     flow.state = next_state(FlowState::first_of_backend(packet.headers.transport), packet.headers.transport, Direction::ToClient);
     let exit = match exit_to_client(snapshot, &mut flow).and_then(|exit| fits(packet, exit)) {

@@ -11,11 +11,12 @@ use super::verdict::{NatForward, NoExit, Verdict};
 use super::{dnat, one_way, reclaim};
 use crate::choose::Chooser;
 use crate::flow::{
-    BackendId, Direction, FlowBackend, FlowMode, Segment, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first,
+    BackendId, Direction, FlowBackend, FlowMode, Segment, Shift, SnatLease, SnatTarget, flow_of, is_mid_stream, tags_of_first,
 };
+use crate::forward::rewrite::shift_between;
 use crate::snapshot::{AddressRole, Backend, Frontend, Snapshot};
 use crate::stats::{DropReason, FrontendNumber};
-use crate::wire::Address;
+use crate::wire::{Address, Transport};
 
 /// Decides on a packet without flow for a frontend, and creates its flow.
 pub(super) fn new_flow<'s, A: Address>(
@@ -40,7 +41,7 @@ pub(super) fn new_flow<'s, A: Address>(
     if frontend.mode() == FlowMode::Nat && snapshot.is_owned_elsewhere(tuple.destination) {
         return Verdict::Drop(DropReason::NoFlow);
     }
-    if is_mid_stream(packet.headers.transport) && frontend.mode() == FlowMode::Nat {
+    if is_mid_stream(packet.headers.transport) && (frontend.mode() == FlowMode::Nat || is_shifted(packet, frontend)) {
         return mid_stream(packet, snapshot, context.table);
     }
     let chosen = choose(packet, frontend, context.chooser());
@@ -84,6 +85,7 @@ pub(super) fn new_flow<'s, A: Address>(
     let mut flow = flow_of(tuple, packet.headers.transport, frontend.mode(), to, &lease, now);
     (flow.frontend, flow.initial_sequence) = (number, segment.sequence);
     flow.tags = tags_of_first(packet.headers.transport, segment);
+    flow.shift = shift_of(packet, frontend, segment.sequence);
     if let Err(NoExit::Unresolved(neighbour)) = exit_to_client(snapshot, &mut flow) {
         context.changes.ask = Some(neighbour);
     }
@@ -93,6 +95,17 @@ pub(super) fn new_flow<'s, A: Address>(
     };
     (context.changes.made, context.changes.service) = (Some(flow.counter_slot()), frontend.number);
     Verdict::Forward(NatForward { flow: index, direction: Direction::ToBackend, exit })
+}
+
+/// Whether flows of a packet to a frontend are shifted.
+fn is_shifted<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend) -> bool {
+    matches!(packet.headers.transport, Transport::Tcp { .. } | Transport::Udp) && frontend.proxy_protocol().is_some()
+}
+
+/// The shift of a flow of a frontend that this packet of the client begins, with this sequence number.
+fn shift_of<A: Address>(packet: &Packet<'_, A>, frontend: &Frontend, initial_sequence: u32) -> Option<Shift> {
+    let version = frontend.proxy_protocol().filter(|_| is_shifted(packet, frontend))?;
+    Some(shift_between(version, &packet.headers.tuple, initial_sequence))
 }
 
 /// Gives back a port by which no packet left. It need not rest, or packets that are dropped for want of room would leave

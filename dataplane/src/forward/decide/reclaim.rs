@@ -384,7 +384,7 @@ pub(super) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: 
 }
 
 /// The RST for the other side of a connection that ended without it, with the numbers of a late packet (FORWARDING 2),
-/// which are valid for the receiver as the sender wrote them. `None`: the packet is no such packet, or there is no
+/// which are valid for the receiver as the sender wrote them, but for a shift. `None`: the packet is no such packet, or there is no
 /// exit.
 pub(super) fn reset_to_other_side<A: Address>(
     flow: &mut Flow<A>,
@@ -410,7 +410,8 @@ pub(super) fn reset_to_other_side<A: Address>(
             (tuple, exit_to_client(snapshot, flow).ok()?)
         }
     };
-    Some(Reset::new(tuple, segment.sequence, Some(segment.acknowledgement), *exit))
+    let seen = segment.seen_by_receiver(flow.shift.as_ref(), direction);
+    Some(Reset::new(tuple, seen.sequence, Some(seen.acknowledgement), *exit))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 pub(super) mod answers;
 pub(super) mod departure;
 pub(super) mod linux;
+mod shifted;
 
 use arrayvec::ArrayVec;
 
@@ -27,6 +28,7 @@ use crate::wire::{Buffer, Headers};
 use answers::{originate, reply, reset};
 use departure::{forward_direct, forward_nat};
 use linux::{give_to_linux, give_to_linux_at};
+use shifted::forward_shifted;
 
 /// Processes a packet by [`decide`].
 pub(in crate::forward) fn handle_by_decision<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
@@ -127,6 +129,9 @@ pub(in crate::forward) fn apply<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
         mss::clamp_between(buffer.bytes_mut(), headers, mtus);
     }
     match verdict {
+        Verdict::Forward(nat) if engine.flows.table::<A>().is_shifted(nat.flow) => {
+            forward_shifted(engine, at, buffer, headers, nat);
+        }
         Verdict::Forward(nat) => forward_nat(engine, at.snapshot, buffer, headers, nat),
         Verdict::ForwardDirect(direct) => forward_direct(engine, at.snapshot, buffer, headers, &direct),
         Verdict::Wait(neighbour) => hold(engine, at.arrival, buffer, neighbour),

@@ -103,7 +103,7 @@ impl<'s, A: Address> OpeningFrontend<'s, A> {
     #[inline(never)]
     fn of(snapshot: &'s Snapshot, address: A, port: u16) -> Option<Self> {
         let (frontend, number) = snapshot.numbered_frontend(address, protocol::TCP, port)?;
-        let is_taken = frontend.mode() == FlowMode::Nat && frontend.is_hashed();
+        let is_taken = frontend.mode() == FlowMode::Nat && frontend.is_hashed() && frontend.proxy_protocol().is_none();
         let has_source_ranges = frontend.has_source_ranges();
         Some(Self { address, port, frontend, number, is_taken, has_source_ranges, snat_link: None, snat: &[] })
     }

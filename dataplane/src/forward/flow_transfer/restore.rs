@@ -297,8 +297,9 @@ impl ReceivingFlows<'_> {
             let index = snat_index(snapshot, flow.snat).filter(|_| (SNAT_PORT_FIRST..=SNAT_PORT_LAST).contains(&flow.snat_port));
             let index = index.ok_or(FlowFate::PortGone)?;
             let (is_shared, is_udp) = (to_backend != to_client, flow.protocol == protocol::UDP);
-            // A worker sees only half of a split handshake. The client repeats it.
-            if is_shared && (flow.state.shakes_hands() || is_udp && to_backend) {
+            // A worker sees only half of a split handshake, which the client repeats, or of a header on its way.
+            let is_half_known = flow.state.shakes_hands() || flow.shift.is_some_and(|shift| !shift.is_taken());
+            if is_shared && (is_half_known || is_udp && to_backend) {
                 return Err(Some(FlowFate::PortGone));
             }
             if to_client && !(is_shared && A::table(&self.flows.tables).is_replicated()) {

@@ -4,7 +4,7 @@
 //! Service, protocol and address, because slots mean nothing in another process, and gives times as ages. All numbers
 //! are little-endian.
 //!
-//! **Invariant:** [`SavedFlows::read`] accepts only bytes that this version, or the version before, wrote since the
+//! **Invariant:** [`SavedFlows::read`] accepts only bytes that this version, or a version before, wrote since the
 //! machine started, complete and unchanged. Reading never panics, whatever the bytes are.
 //!
 //! Not here: the choice of flows that are saved, their restoration in the next process (`restore`), and files.
@@ -15,16 +15,24 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use proto::{Protocol, ServiceName};
 
-use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Tick, VerificationTags};
+use crate::flow::{BackendId, Flow, FlowMode, FlowState, PoolId, Shift, Tick, VerificationTags};
 use crate::stats::FrontendNumber;
 use crate::wire::protocol::SCTP;
 use crate::wire::{Address, split_mix};
 
 const MAGIC: [u8; 8] = *b"sluiceFL";
 /// To be increased with every change of the format, of [`FlowState`] or of [`FlowMode`].
-const FORMAT: u32 = 3;
-/// The oldest format that is read. In format 2 there were fewer states, with the same numbers.
+const FORMAT: u32 = 4;
+/// The oldest format that is read. Before format 4 no flow had a shift, and in format 2 there were fewer states, with the
+/// same numbers.
 const FORMAT_OLDEST: u32 = 2;
+/// Sections of a part: backends, resting ports, flows of both families, clients, and, from format 4 on, shifts of the
+/// flows of both families.
+const SECTIONS: usize = 7;
+/// Their number in the formats before.
+const SECTIONS_BEFORE_SHIFTS: usize = 5;
+/// Bytes of a shift.
+const SHIFT_LEN: usize = 16;
 /// Bytes of the header: magic, format, number of parts, seed, boot, time, whether the state was confirmed, length,
 /// checksum.
 const HEADER: usize = 72;
@@ -135,6 +143,8 @@ impl RestoreReport {
 pub struct SavedFlows {
     bytes: Vec<u8>,
     parts: Vec<Range<usize>>,
+    /// Sections of each part.
+    sections: usize,
     seed: u64,
     is_confirmed: bool,
     age_ns: u64,
@@ -177,9 +187,9 @@ impl SavedFlows {
         if header.array() != Some(MAGIC) {
             return Err(SavedFlowsError::Magic);
         }
-        let found = header.u32().ok_or(SavedFlowsError::Magic)?;
-        if !(FORMAT_OLDEST..=FORMAT).contains(&found) {
-            return Err(SavedFlowsError::Format { found });
+        let format = header.u32().ok_or(SavedFlowsError::Magic)?;
+        if !(FORMAT_OLDEST..=FORMAT).contains(&format) {
+            return Err(SavedFlowsError::Format { found: format });
         }
         let cut_off = SavedFlowsError::Length { expected: HEADER as u64, found: bytes.len() as u64 };
         let mut fields = || {
@@ -198,11 +208,12 @@ impl SavedFlows {
             return Err(SavedFlowsError::Boot);
         }
         let age_ns = now.boottime_ns.checked_sub(boottime_ns).ok_or(SavedFlowsError::Future)?;
-        let parts = part_ranges(&bytes, parts).ok_or(SavedFlowsError::Content)?;
+        let sections = if format < 4 { SECTIONS_BEFORE_SHIFTS } else { SECTIONS };
+        let parts = part_ranges(&bytes, parts, sections).ok_or(SavedFlowsError::Content)?;
         let age = Tick::at(age_ns);
         let saved = Tick(Tick::at(monotonic_ns).0.wrapping_sub(age.0));
         let is_confirmed = confirmed == 1;
-        Ok(Self { bytes, parts, seed, is_confirmed, age_ns, saved, report: RestoreReport::default() })
+        Ok(Self { bytes, parts, sections, seed, is_confirmed, age_ns, saved, report: RestoreReport::default() })
     }
 
     /// The bytes that were read.
@@ -248,12 +259,12 @@ impl SavedFlows {
 
     /// The parts of the workers that saved.
     pub(super) fn parts(&self) -> impl Iterator<Item = SavedPart<'_>> {
-        self.parts.iter().filter_map(|range| SavedPart::split(self.bytes.get(range.clone())?))
+        self.parts.iter().filter_map(|range| SavedPart::split(self.bytes.get(range.clone())?, self.sections))
     }
 }
 
 /// The positions of the parts, if all of them can be decoded.
-fn part_ranges(bytes: &[u8], parts: u32) -> Option<Vec<Range<usize>>> {
+fn part_ranges(bytes: &[u8], parts: u32, sections: usize) -> Option<Vec<Range<usize>>> {
     if parts > PARTS_MAX {
         return None;
     }
@@ -262,7 +273,7 @@ fn part_ranges(bytes: &[u8], parts: u32) -> Option<Vec<Range<usize>>> {
     let mut ranges = Vec::new();
     for _ in 0..parts {
         let end = start.checked_add(usize::try_from(table.u64()?).ok()?)?;
-        SavedPart::split(bytes.get(start..end)?)?.backends()?;
+        SavedPart::split(bytes.get(start..end)?, sections)?.backends()?;
         ranges.push(start..end);
         start = end;
     }
@@ -290,6 +301,8 @@ pub(super) struct PartWriter {
     v4: Vec<u8>,
     v6: Vec<u8>,
     clients: Vec<u8>,
+    shifts_v4: Vec<u8>,
+    shifts_v6: Vec<u8>,
 }
 
 impl PartWriter {
@@ -337,7 +350,11 @@ impl PartWriter {
         for number in [backend, idle, numbers[0], numbers[1], unanswered] {
             to.extend(number.to_le_bytes());
         }
-        to.extend([flow.state as u8, flow.mode as u8, flow.packets, flow.tags.proven.into()]);
+        let [mode, ..] = flow.mode.number(flow.shift.is_some()).to_le_bytes();
+        to.extend([flow.state as u8, mode, flow.packets, flow.tags.proven.into()]);
+        if let Some(shift) = flow.shift {
+            (if A::BYTES == <u32 as Address>::BYTES { &mut self.shifts_v4 } else { &mut self.shifts_v6 }).extend(shift.saved());
+        }
     }
 
     /// Adds a client that session affinity remembers.
@@ -349,7 +366,8 @@ impl PartWriter {
 
     /// The part: the length of each section, the sections, padding.
     pub(super) fn finish(self) -> Vec<u8> {
-        let sections = [self.backends, self.pools, self.v4, self.v6, self.clients];
+        let Self { backends, pools, v4, v6, clients, shifts_v4, shifts_v6 } = self;
+        let sections: [_; SECTIONS] = [backends, pools, v4, v6, clients, shifts_v4, shifts_v6];
         let mut part: Vec<u8> = sections.iter().flat_map(|section| (section.len() as u64).to_le_bytes()).collect();
         part.reserve_exact(sections.iter().map(Vec::len).sum::<usize>() + WORD);
         sections.iter().for_each(|section| part.extend(section));
@@ -384,22 +402,28 @@ pub(super) struct SavedPart<'a> {
     v4: &'a [u8],
     v6: &'a [u8],
     clients: &'a [u8],
+    /// The shifts of its flows of a family that have one, in their order.
+    shifts_v4: &'a [u8],
+    shifts_v6: &'a [u8],
 }
 
 impl<'a> SavedPart<'a> {
-    fn split(bytes: &'a [u8]) -> Option<Self> {
+    /// The part in these bytes, which has this many sections: those at the end are empty in older formats.
+    fn split(bytes: &'a [u8], sections: usize) -> Option<Self> {
         let mut fields = Fields(bytes);
-        let mut lengths = [0; 5];
-        for length in &mut lengths {
+        let mut lengths = [0; SECTIONS];
+        for length in lengths.iter_mut().take(sections) {
             *length = usize::try_from(fields.u64()?).ok()?;
         }
-        let [backends, pools, v4, v6, clients] = lengths;
+        let [backends, pools, v4, v6, clients, shifts_v4, shifts_v6] = lengths;
         let part = Self {
             backends: fields.take(backends)?,
             pools: fields.take(pools)?,
             v4: fields.take(v4)?,
             v6: fields.take(v6)?,
             clients: fields.take(clients)?,
+            shifts_v4: fields.take(shifts_v4)?,
+            shifts_v6: fields.take(shifts_v6)?,
         };
         let is_whole = part.v4.len().is_multiple_of(record_len::<u32>()) && part.v6.len().is_multiple_of(record_len::<u128>());
         (is_whole && fields.0.len() < WORD).then_some(part)
@@ -436,8 +460,10 @@ impl<'a> SavedPart<'a> {
     /// Its flows of a family, each with the number of its backend; `None` for one whose values make no sense. `backend`
     /// and the pool of the SNAT port are not set. `saved`: when they were saved.
     pub(super) fn flows<A: Address>(&self, saved: Tick) -> impl Iterator<Item = Option<(Flow<A>, u32)>> {
-        let records = if A::BYTES == <u32 as Address>::BYTES { self.v4 } else { self.v6 };
-        records.chunks_exact(record_len::<A>()).map(move |record| flow(&mut Fields(record), saved))
+        let is_v4 = A::BYTES == <u32 as Address>::BYTES;
+        let (records, shifts) = if is_v4 { (self.v4, self.shifts_v4) } else { (self.v6, self.shifts_v6) };
+        let mut shifts = shifts.as_chunks::<SHIFT_LEN>().0.iter().map(|saved| Shift::restored(*saved));
+        records.chunks_exact(record_len::<A>()).map(move |record| flow(&mut Fields(record), saved, &mut shifts))
     }
 
     /// Its clients of session affinity: each with the number of its backend, and how long it was still remembered.
@@ -447,13 +473,14 @@ impl<'a> SavedPart<'a> {
     }
 }
 
-/// A flow without backend, frontend and pool, and the number of its backend.
-fn flow<A: Address>(fields: &mut Fields<'_>, saved: Tick) -> Option<(Flow<A>, u32)> {
+/// A flow without backend, frontend and pool, and the number of its backend. `shifts`: of the flows from this one on.
+fn flow<A: Address>(fields: &mut Fields<'_>, saved: Tick, shifts: &mut impl Iterator<Item = Shift>) -> Option<(Flow<A>, u32)> {
     let [client, vip, backend_address, snat] = [fields.address()?, fields.address()?, fields.address()?, fields.address()?];
     let [client_port, vip_port, backend_port, snat_port] = [fields.u16()?, fields.u16()?, fields.u16()?, fields.u16()?];
     let (backend, idle, initial_sequence, acknowledgement, unanswered) =
         (fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?);
     let [state, mode, packets, proven] = fields.array()?;
+    let shift = if FlowMode::is_shifted_number(mode.into()) { Some(shifts.next()?) } else { None };
     let state = FlowState::ALL.get(usize::from(state)).copied()?;
     let is_sctp = state.protocol() == SCTP;
     let tags = VerificationTags { client: initial_sequence, backend: acknowledgement, proven: proven == 1 };
@@ -480,7 +507,8 @@ fn flow<A: Address>(fields: &mut Fields<'_>, saved: Tick) -> Option<(Flow<A>, u3
         unanswered_since: unanswered.checked_sub(1).map(ago),
         protocol: state.protocol(),
         state,
-        mode: (mode <= FlowMode::Gue as u8).then(|| FlowMode::of_number(mode.into()))?,
+        shift,
+        mode: (shift.is_some() || mode <= FlowMode::Gue as u8).then(|| FlowMode::of_number(mode.into()))?,
         packets,
     };
     Some((flow, backend))

@@ -18,9 +18,10 @@ use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST, VIP_GROUPS_MAX};
 
 use crate::flow::{
     BackendId, Direction, Flow, FlowBackend, FlowEnd, FlowGroups, FlowIndex, FlowMode, FlowReplica, FlowReplication, FlowState,
-    GroupHoldings, PoolId, ReplicaEvent, SnatLease, Tick, Ticks,
+    GroupHoldings, HeaderStage, PoolId, ReplicaEvent, Shift, ShiftReplica, SnatLease, Tick, Ticks,
 };
 use crate::forward::decide::{FlowFamily, FlowTables, WorkerFlows};
+use crate::forward::rewrite::proxy_header;
 use crate::forward::sort::owner_of_first;
 use crate::neighbours::VipOwnership;
 use crate::snapshot::{OwnedGroups, RemovedBackend, Snapshot};
@@ -46,6 +47,10 @@ pub(in crate::forward) type Owned<'a> = Option<(&'a Steering, WorkerId)>;
 /// Whether this worker sends a flow to partners. Of a flow that two workers share, the owner of the replies does. A
 /// flow of a one-way mode goes on through any gateway by the hash, unless affinity has chosen its backend.
 pub(in crate::forward) fn is_sent_by<A: Address>(owned: Owned<'_>, snapshot: &Snapshot, flow: &Flow<A>) -> bool {
+    // A header on its way concerns both directions, packet by packet.
+    if flow.shift.is_some_and(|shift| !shift.is_taken()) {
+        return false;
+    }
     match flow.mode {
         FlowMode::Nat => !flow.has_foreign_port() || is_owned(owned, snapshot, &flow.tuple(Direction::ToClient)),
         FlowMode::Dnat => true,
@@ -329,7 +334,7 @@ fn set_groups<A: FlowFamily>(tables: &mut FlowTables, snapshot: &Snapshot, holdi
 /// handshakes are sent. A replica has no sequence numbers, so the backend confirms a handshake by its next packet, as
 /// it does with a flow that was found in mid-stream.
 fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
-    let FlowReplica { protocol, mode, state, client, frontend, backend, snat, idle } = *replica;
+    let FlowReplica { protocol, mode, state, client, frontend, backend, snat, idle, shift } = *replica;
     let state = if state == FlowState::TcpAnswered { FlowState::TcpAdopted } else { state };
     let address = |of: SocketAddr| A::from_ip(of.ip());
     let is_one_way_state =
@@ -359,9 +364,20 @@ fn flow_of<A: Address>(replica: &FlowReplica, now: Tick) -> Option<Flow<A>> {
     };
     let to_backend = FlowBackend { id: BackendId::default(), address: address(backend)?, port: backend_port };
     let last_seen = Tick(now.0.wrapping_sub(Ticks::from(idle).0));
-    let flow = Flow::new(&tuple, state, mode, to_backend, &lease, last_seen);
+    let mut flow = Flow::new(&tuple, state, mode, to_backend, &lease, last_seen);
+    if let Some(shift) = shift {
+        flow.shift = Some(settled_shift(&shift, mode, &tuple)?);
+    }
     // One flow cannot have the same packets in both directions.
     (flow.tuple(Direction::ToBackend) != flow.tuple(Direction::ToClient)).then_some(flow)
+}
+
+/// The shift of a replica whose client's packets have this tuple; `None` if no gateway sends such a replica.
+fn settled_shift<A: Address>(replica: &ShiftReplica, mode: FlowMode, tuple: &Tuple<A>) -> Option<Shift> {
+    let ShiftReplica { version, header_len } = *replica;
+    let is_possible = mode.is_two_way() && matches!(tuple.protocol, protocol::TCP | protocol::UDP);
+    let is_same = usize::from(header_len) == proxy_header(version, tuple).len();
+    (is_possible && is_same).then(|| Shift::new(version, header_len, HeaderStage::Settled, 0))
 }
 
 /// The backend of a flow among those of its Service, also one that drains.

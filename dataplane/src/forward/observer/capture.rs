@@ -18,6 +18,7 @@ use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use super::outcome::{PacketFlow, PacketOutcome};
+use crate::flow::Shift;
 use crate::port::{BURST, PacketFilter, PortIndex};
 use crate::stats::Counter;
 
@@ -127,11 +128,20 @@ pub struct CapturedPacket {
     pub received: FrameCopy,
     /// Its flow.
     pub flow_use: FlowUse,
-    /// The frontend and the backend of its flow.
-    pub flow: Option<PacketFlow>,
+    /// Its flow, as it is after the packet.
+    pub flow: Option<CapturedFlow>,
     /// Its end.
     pub end: ObservedEnd,
     sent: Range<usize>,
+}
+
+/// The flow of a captured packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapturedFlow {
+    /// Its frontend and backend.
+    pub belongs: PacketFlow,
+    /// The PROXY header that its backend gets.
+    pub shift: Option<Shift>,
 }
 
 /// Packets on their way to the agent.
@@ -251,7 +261,7 @@ pub(in crate::forward) struct ObservedPacket {
     pub(in crate::forward) source: PacketSource,
     pub(in crate::forward) ends: Option<PacketEnds>,
     pub(in crate::forward) flow_use: FlowUse,
-    pub(in crate::forward) flow: Option<PacketFlow>,
+    pub(in crate::forward) flow: Option<CapturedFlow>,
     pub(in crate::forward) end: ObservedEnd,
 }
 

@@ -9,8 +9,8 @@ mod outcome;
 
 pub(in crate::forward) use capture::ObservedPacket;
 pub use capture::{
-    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedPacket, FlowUse, FrameCopy,
-    ObservedEnd, PacketEnds, PacketSource, SentFrame, WorkerCapture,
+    CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedFlow, CapturedPacket, FlowUse,
+    FrameCopy, ObservedEnd, PacketEnds, PacketSource, SentFrame, WorkerCapture,
 };
 pub use observe::{Metered, Observe};
 pub use outcome::{PacketFlow, PacketOutcome};

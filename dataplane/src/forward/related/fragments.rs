@@ -3,7 +3,7 @@
 //!
 //! Not here: the memory of datagrams and waiting fragments (`fragment`).
 
-use crate::flow::{Candidate, FlowMode, Segment, Tick};
+use crate::flow::{Candidate, Direction, FlowMode, FlowTable, Segment, Tick};
 use crate::forward::decide::{FlowFamily, Followed, NatForward, Packet, Verdict, follow};
 use crate::forward::engine::Engine;
 use crate::forward::execution::departure::send_split;
@@ -233,12 +233,18 @@ fn verdict_alone<'s, A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     let hash = table.hash(&headers.tuple);
     let packet = Packet { headers, hash, candidate: Candidate::NONE, in_link: at.arrival.link };
     let now = Tick::at(at.arrival.now_ns);
-    match follow(&packet, at.snapshot, table, limits, now) {
+    let verdict = match follow(&packet, at.snapshot, table, limits, now) {
         Followed::Decided(verdict) => {
             engine.output.tally.hits += 1;
             verdict
         }
         Followed::Undecided(found) => verdict(engine, at, &packet, segment, found),
+    };
+    match verdict {
+        Verdict::Forward(nat) if is_changed(engine.flows.table::<A>(), &nat, headers.transport) => {
+            Verdict::Drop(DropReason::FragmentUnsupported)
+        }
+        verdict => verdict,
     }
 }
 
@@ -263,6 +269,12 @@ fn owner_elsewhere<A: Address, P: Port>(egress: &Egress<P>, at: Ingress<'_>, fir
     let peers = egress.peers.as_ref().filter(|_| at.arrival.origin != Origin::Owned)?;
     let owner = owner_of_first(peers.owner_function(), at.snapshot, &first.tuple);
     (owner != peers.me()).then_some(owner)
+}
+
+/// Whether a packet needs changes that no fragment can get: of a datagram the header in front of it, which moves all that
+/// follows by a number of bytes that is no multiple of 8; of TCP also new numbers.
+fn is_changed<A: Address>(table: &FlowTable<A>, nat: &NatForward<'_>, transport: Transport) -> bool {
+    table.is_shifted(nat.flow) && (nat.direction == Direction::ToBackend || matches!(transport, Transport::Tcp { .. }))
 }
 
 /// Whether a first fragment would begin an association whose ports are rewritten, which no fragment can pass

@@ -8,7 +8,9 @@
 //!
 //! Not here: the bytes of errors (`icmp`).
 
-use crate::flow::{BackendId, Direction, FlowMode, FlowTable, IdleLimits, Tick};
+use zerocopy::network_endian::U32;
+
+use crate::flow::{BackendId, Direction, FlowMode, FlowTable, HeaderStage, IdleLimits, Shift, Tick};
 use crate::forward::decide::{
     FlowFamily, NatForward, NoExit, OneWayTarget, Packet, Verdict, arrives_from, deliver, exit_by, exit_to_client, fits,
     refused_source,
@@ -19,13 +21,13 @@ use crate::forward::execution::departure::{renumber, send_split};
 use crate::forward::observer::Observe;
 use crate::forward::sort::Ingress;
 use crate::icmp;
-use crate::icmp::error_mapping::ErrorRewrite;
+use crate::icmp::error_mapping::{ErrorRewrite, QuoteShift};
 use crate::icmp::{IcmpError, Inner, Quote, TunnelErrorKind, TunnelQuote};
 use crate::neighbours::{Permission, UnresolvedNeighbour};
 use crate::port::{Arrival, Port};
 use crate::snapshot::{AddressRole, Exit, RouteTo, Snapshot};
 use crate::stats::DropReason;
-use crate::wire::{Address, Buffer, Headers, Tuple, is_martian};
+use crate::wire::{Address, Buffer, Headers, Tuple, is_martian, protocol, take};
 
 /// Processes an ICMP error about a packet of a flow, or of a tunnel that carried one. Returns the packet if it is no such
 /// error.
@@ -78,6 +80,10 @@ fn forward_error<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     let (source_mac, destination_mac) = (exit.source_mac(), exit.destination_mac());
     let rewrite = ErrorRewrite { source, destination, quoted, source_mac, destination_mac };
     icmp::error_mapping::error(buffer.bytes_mut(), headers, quote, &rewrite);
+    if let Some(shift) = flow.shift {
+        let change = quote_shift(buffer.bytes(), quote, &shift, direction);
+        icmp::error_mapping::shift(buffer.bytes_mut(), headers, quote, change);
+    }
     if !headers.dont_fragment {
         renumber(&mut engine.identifications, &mut buffer, headers);
     }
@@ -126,6 +132,23 @@ fn report_to_client<A: Address, I: Address, P: Port, O: Observe<P::Buffer>>(
         return engine.output.drop(buffer, DropReason::AnswerLimited);
     }
     engine.output.answer(exit.port, exit.link.tags(), Permission::Always, buffer);
+}
+
+/// What an error in this direction about a packet of a shifted flow says that its receiver knows otherwise.
+fn quote_shift<A: Address>(frame: &[u8], quote: &Quote<A>, shift: &Shift, direction: Direction) -> QuoteShift {
+    if direction == Direction::ToBackend {
+        return QuoteShift::default(); // nothing is inserted into what backends send
+    }
+    let inserted = u16::from(shift.header_len());
+    if quote.tuple.protocol != protocol::TCP {
+        return QuoteShift { sequence: None, inserted };
+    }
+    let sequence = frame.get(quote.transport_offset + 4..).and_then(take::<U32>).map(|(sequence, _)| sequence.get());
+    let is_first = shift.stage() != HeaderStage::Settled && sequence == Some(shift.first());
+    QuoteShift {
+        sequence: sequence.map(|sequence| shift.numbers().client.to_sender(sequence)),
+        inserted: if is_first { inserted } else { 0 },
+    }
 }
 
 /// Forwarding of an ICMP error about a packet with the tuple `quoted`. The direction is that of the error: the quoted

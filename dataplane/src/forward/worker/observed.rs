@@ -12,7 +12,7 @@ use crate::forward::burst::{process_left, process_unobserved};
 use crate::forward::decide::FlowFamily;
 use crate::forward::engine::Engine;
 use crate::forward::observer::{
-    FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
+    CapturedFlow, FlowUse, Observe, ObservedEnd, ObservedPacket, PacketEnds, PacketFlow, PacketOutcome, PacketSource,
 };
 use crate::forward::sort::{Ingress, sample_queue};
 use crate::port::{Arrival, Burst, Origin, Port, PortIndex};
@@ -155,11 +155,12 @@ pub(super) fn drop_waiting<P: Port, O: Observe<P::Buffer>>(
 }
 
 /// The flow of a packet, as it is now.
-fn flow_of<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(engine: &Engine<P, O>, headers: &Headers<A>) -> Option<PacketFlow> {
+fn flow_of<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(engine: &Engine<P, O>, headers: &Headers<A>) -> Option<CapturedFlow> {
     let table = A::table(&engine.flows.tables);
     let (index, _) = table.search(table.hash(&headers.tuple), &headers.tuple)?;
     let flow = table.get(index);
-    Some(PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend })
+    let belongs = PacketFlow { vip: flow.vip.ip(), port: flow.vip_port, protocol: flow.protocol, backend: flow.backend };
+    Some(CapturedFlow { belongs, shift: flow.shift })
 }
 
 /// Shows the frame of a packet as it arrived, with all its tags, and parses it without them.

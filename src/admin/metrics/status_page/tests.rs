@@ -172,7 +172,8 @@ fn one_of_many(n: u32) -> ServiceView {
     };
     let frontends = (0..20).map(|port| format!("192.{}.{}.1:{}", n / 256, n % 256, 80 + port).parse().unwrap()).collect();
     let backends = (0..BACKENDS).map(backend).collect();
-    let port = PortView { protocol: Protocol::Tcp, family: Family::V4, frontends, backends, app_protocol: None };
+    let port =
+        PortView { protocol: Protocol::Tcp, family: Family::V4, frontends, backends, app_protocol: None, proxy_protocol: None };
     ServiceView { name: Arc::new(ServiceName::new("many", &format!("service-{n:05}"))), ports: vec![port], ..web() }
 }
 

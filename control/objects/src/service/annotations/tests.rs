@@ -101,15 +101,6 @@ fn sharing_is_read_from_our_annotations_or_those_of_others() {
 }
 
 #[test]
-fn unsupported_annotations_that_change_who_may_connect_are_refused_by_name() {
-    let rows = [("sluice.dev/proxy-protocol", "v2"), ("service.beta.kubernetes.io/aws-load-balancer-proxy-protocol", "*")];
-    for (key, value) in rows {
-        let error = read(&[(key, value)]).unwrap_err().to_string();
-        assert!(error.contains(key) && error.contains(value), "{error}");
-    }
-}
-
-#[test]
 fn mode_target_and_scheduler_are_read_by_our_names_and_those_of_ipvs() {
     let wishes = read(&[("sluice.dev/mode", " dsr"), ("sluice.dev/target", "Node"), ("sluice.dev/scheduler", "wlc")]).unwrap();
     let expected = (Some(Mode::Dsr), Some(Target::Node), Some(Scheduler::LeastConnections));

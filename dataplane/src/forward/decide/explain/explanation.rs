@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use proto::{Protocol, Scheduler, ServiceName};
+use proto::{Protocol, ProxyProtocol, Scheduler, ServiceName};
 
 use crate::flow::{BackendId, FlowMode, FlowView};
 use crate::port::Link;
@@ -127,6 +127,8 @@ pub struct ExplainedFrontend {
     pub entry: Option<(u32, u32, BackendId)>,
     /// The backend of the packet's flow, or that of a flow which would begin now.
     pub backend: Option<BackendId>,
+    /// The PROXY header that its backends get.
+    pub proxy_protocol: Option<ProxyProtocol>,
 }
 
 /// The explanation of one packet.

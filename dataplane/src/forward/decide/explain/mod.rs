@@ -194,5 +194,6 @@ fn explained<A: Address>(
         remembered: frontend.remembered(asked, now),
         entry: frontend.table_entry(asked),
         backend,
+        proxy_protocol: frontend.proxy_protocol(),
     }
 }
