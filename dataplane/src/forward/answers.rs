@@ -184,6 +184,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     pub(super) fn reset<A: Address>(&mut self, at: Ingress<'_>, mut buffer: P::Buffer, headers: &Headers<A>, reason: DropReason) {
         self.count_service_drop(at.snapshot, headers, reason);
         self.observer.observe(&buffer, PacketOutcome::Drop(reason), || None);
+        if let Some(watching) = &self.watching {
+            watching.dropped(reason, &buffer);
+        }
         self.tally.drop(reason);
         let allowed = icmp::may_answer(headers) && self.limiter.allow(headers.tuple.source, at.arrival.now_ns);
         if allowed && rewrite::reset(&mut buffer, headers, at.snapshot.port(at.arrival.link.port()).mac) {

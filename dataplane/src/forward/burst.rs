@@ -18,12 +18,12 @@ use crate::stats::DropReason;
 use crate::wire::{Address, Buffer, Headers, Parsed, Tags, Tuple, is_group_address, parse};
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Processes a burst. While a capture runs, its packets may be observed.
+    /// Processes a burst. While a capture runs, or somebody watches, its packets may be observed.
     pub(super) fn process(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
         if let (Some(peers), Origin::Port) = (&mut self.egress.peers, at.arrival.origin) {
             sample_queue(peers, at.arrival.link.port(), burst);
         }
-        if self.capture.is_some() {
+        if self.is_looked_at {
             return self.process_captured(at, burst);
         }
         self.process_unobserved(at, burst);

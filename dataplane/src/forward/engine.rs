@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use proto::Family;
 
 use super::fast::state::FastPath;
-use super::observer::{Observe, PacketFlow, PacketOutcome, WorkerCapture};
+use super::observer::{Observe, PacketFlow, PacketOutcome, Watching, WorkerCapture};
 use super::rewrite;
 use super::sort::{Ingress, Lookup};
 use crate::flow::{Direction, Flow, FlowIndex, FlowTable, IdleLimits, Segment, SnatPorts, Tick};
@@ -61,6 +61,10 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) observer: O,
     /// The capture that runs, if any.
     pub(super) capture: Option<Box<WorkerCapture>>,
+    /// The watch, while somebody watches.
+    pub(super) watching: Option<Watching>,
+    /// Whether there is a capture or a watch.
+    pub(super) is_looked_at: bool,
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
@@ -337,6 +341,9 @@ impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
     /// Drops a packet and counts the reason.
     pub(super) fn drop(&mut self, buffer: P::Buffer, reason: DropReason) {
         self.observer.observe(&buffer, PacketOutcome::Drop(reason), || None);
+        if let Some(watching) = &self.watching {
+            watching.dropped(reason, &buffer);
+        }
         self.tally.drop(reason);
         self.egress.discard(buffer);
     }

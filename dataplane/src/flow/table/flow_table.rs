@@ -16,7 +16,7 @@ use crate::flow::shares::ClientPorts;
 use crate::flow::snat::PoolId;
 use crate::flow::state::{Direction, FlowState, YieldClass};
 use crate::flow::storage::{
-    AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlows, Replicator, Storage,
+    AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, FlowWatch, GroupHolder, HotFlows, Replicator, Storage,
 };
 use crate::flow::tick::{Tick, Ticks};
 use crate::flow::transitions::Segment;
@@ -173,6 +173,11 @@ impl<A: Address> FlowTable<A> {
     /// [`Full`] when there is no memory for it.
     pub fn record(&mut self, records: Arc<FlowRecords>) -> Result<(), Full> {
         self.storage.record(records).map_err(|_| Full)
+    }
+
+    /// Tells this watch of starts and ends of flows from now on, or none.
+    pub(crate) fn watch(&mut self, watch: Option<Arc<FlowWatch>>) {
+        self.storage.watch(watch);
     }
 
     /// Tells the agent about flows from now on. To be called before the first flow.
@@ -606,6 +611,13 @@ impl<A: Address> FlowTable<A> {
     pub fn set(&mut self, index: FlowIndex, flow: &Flow<A>) {
         self.storage.set(index.0, flow);
         self.note(index.0, flow);
+    }
+
+    /// Takes its backend from a flow, as if that had been removed now: its next packet ends it, or the sweep.
+    pub(crate) fn abandon(&mut self, index: FlowIndex) {
+        let flow = Flow { last_seen: self.now, ..self.get(index) };
+        self.storage.abandon(index.0, &flow);
+        self.set(index, &flow);
     }
 
     /// Keeps the note of a flow that is in no list.

@@ -20,5 +20,5 @@ pub use hop::hop;
 pub(crate) use nat::rewrite_of;
 pub(super) use nat::whole;
 pub use nat::{Rewrite, later_fragment, renumber};
-pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_reset};
+pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_probe, write_reset};
 pub use sctp_addresses::hide_addresses;

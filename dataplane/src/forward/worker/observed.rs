@@ -39,10 +39,11 @@ impl From<Arrival> for ObservedFrom {
 }
 
 impl<P: Port, O: Observe<P::Buffer>> Engine<P, O> {
-    /// Processes a burst while a capture runs.
+    /// Processes a burst while a capture runs or somebody watches.
     #[cold]
     #[inline(never)]
     pub(in crate::forward) fn process_captured(&mut self, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
+        self.sample(at.arrival, burst);
         let observed = self.observes(burst.len(), burst.is_full(), at.arrival.now_ns);
         for buffer in burst.drain(..observed) {
             self.observed(at.arrival.into(), buffer, |engine, buffer| engine.process_alone(at, buffer));
