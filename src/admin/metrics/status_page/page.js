@@ -113,11 +113,15 @@ function show() {
   if (view.service) showOne(document_.service);
   else showList(document_);
   showPicture(document_, totals);
-  // What can be scrolled can be reached by keyboard.
+  letScrolledBeReached();
+  set(byId("about"), { text: `sluice ${document_.version} · state ${whole(document_.generation)} · up ${duration(document_.at_ms / 1000)} · read-only, as sluicectl shows it` });
+}
+
+/** What can be scrolled can be reached by keyboard. */
+function letScrolledBeReached() {
   for (const area of document.querySelectorAll(".scroll, #events, pre")) {
     set(area, { tabindex: area.scrollWidth > area.clientWidth || area.scrollHeight > area.clientHeight ? "0" : null });
   }
-  set(byId("about"), { text: `sluice ${document_.version} · state ${whole(document_.generation)} · up ${duration(document_.at_ms / 1000)} · read-only, as sluicectl shows it` });
 }
 
 function showState(document_) {
@@ -279,6 +283,9 @@ window.onpopstate = () => {
   readFragment();
   shownChanged();
 };
-new ResizeObserver(() => live.document && showPicture(live.document, live.document.totals)).observe(byId("path"));
+new ResizeObserver(() => {
+  if (live.document) showPicture(live.document, live.document.totals);
+  letScrolledBeReached();
+}).observe(byId("path"));
 readFragment();
 shownChanged();
