@@ -3,7 +3,9 @@
 
 /// The messages that `sluicectl` prints as JSON and YAML: field names and their order are those of `admin.proto`.
 #[cfg(feature = "grpc")]
-const ROWS: [&str; 26] = [
+const ROWS: [&str; 28] = [
+    "WatchEvent",
+    "HeavyTraffic",
     "ServiceStatus",
     "FrontendStatus",
     "BackendStatus",

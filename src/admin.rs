@@ -5,12 +5,16 @@
 
 pub mod api;
 mod capture;
+mod ended_flows;
 mod explanation;
 mod flows;
+mod heaviest;
 mod history;
 pub mod metrics;
 pub(crate) mod tables;
 pub mod troubles;
+mod watch;
 
 pub use api::{ControllerAccess, FleetSources, Sources, StateSources, WorkerSources};
 pub use capture::Captures;
+pub use watch::Watches;

@@ -9,6 +9,7 @@ use bench::BenchArgs;
 use clap::Parser;
 use control::config::{Logs, logging};
 use control::controller::preflight::Level;
+use objects::text::without_os_errors;
 use sluice::commands::cli::{self, Cli, Command, ConfigArgs, DoctorArgs, PrepareArgs, ReplayArgs, RunArgs};
 use sluice::commands::replay::{self, ReplayError};
 use sluice::commands::run::{self, Privileges, RunError};
@@ -80,7 +81,11 @@ fn run_doctor(args: &DoctorArgs) -> ExitCode {
         Ok(named) => named,
         Err(error) => return exit_code(Err(format!("cannot look at what the file names: {error}"))),
     };
-    match doctor::run(settings.as_ref(), named, &mut io::stdout().lock()) {
+    let mut table = Vec::new();
+    let result = doctor::run(settings.as_ref(), named, &mut table);
+    let table = String::from_utf8_lossy(&table);
+    let written = io::stdout().lock().write_all(without_os_errors(&table).as_bytes());
+    match written.and(result) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => exit_code(Err(format!("cannot write the table: {error}"))),

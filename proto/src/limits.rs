@@ -35,6 +35,11 @@ pub const PARTNERS_MAX: usize = 64;
 /// Metadata key of FAILED_PRECONDITION on the configuration API: the URL of the leading controller.
 pub const LEADER_METADATA: &str = "sluice-leader";
 
+/// Heaviest flows, and clients, that are listed unless the request says otherwise: a screen of them.
+pub const HEAVIEST: usize = 20;
+/// Most of them that a request may ask for.
+pub const HEAVIEST_MAX: usize = 100;
+
 /// Possible sizes of a Maglev table, all prime (FORWARDING section 11; docs/internals/decisions/0081).
 pub const MAGLEV_SIZES: [u32; 12] = [251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65537, 131_071, 262_139, 655_373];
 /// Minimum entries per backend in a new table, as far as a size that large exists.

@@ -5,6 +5,7 @@
 //! an explanation holds one for at most as long as workers may take to answer.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use control::admin::{AdminSockets, Caller, View};
@@ -23,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::capture::{self, Captures};
-use super::{explanation, flows, history, tables};
+use super::watch::{WatchReply, Watches};
+use super::{ended_flows, explanation, flows, history, tables};
 use crate::agent::backend_health::Causes;
 use crate::agent::backend_history::BackendHistories;
 use crate::agent::served::Served;
@@ -127,6 +129,8 @@ pub struct Sources {
     pub workers: WorkerSources,
     /// Captures of packets.
     pub captures: Arc<Captures>,
+    /// Watches of flows and packets.
+    pub watches: Arc<Watches>,
     /// The ports, in the order of the configuration.
     pub ports: ReadPorts,
     /// The configuration.
@@ -154,11 +158,12 @@ impl AdminServer {
     pub async fn run(self) -> Result<(), Failure> {
         let Self { listen, tls, sources, shutdown } = self;
         let sockets = AdminSockets::listen(&listen, tls).await?;
-        let captures = Arc::clone(&sources.captures);
+        let (captures, watches) = (Arc::clone(&sources.captures), Arc::clone(&sources.watches));
         let stop = async move {
             shutdown.cancelled().await;
             // The server waits for the end of streams.
             captures.end();
+            watches.end();
         };
         Ok(control::admin::serve(sockets, sources, stop).await?)
     }
@@ -222,6 +227,8 @@ impl Sources {
             Query::Troubles(_) => Reply::Troubles(self.own_troubles()),
             Query::Flows(request) => self.flows(request).map_or_else(failure, Reply::Flows),
             Query::Explain(request) => self.explanation(request).map_or_else(failure, Reply::Explanation),
+            Query::Heaviest(request) => self.heaviest_blocking(request).map_or_else(failure, Reply::Heaviest),
+            Query::EndFlows(request) => self.end_flows(request, &request.caller).map_or_else(failure, Reply::EndedFlows),
         }
     }
 
@@ -229,6 +236,23 @@ impl Sources {
     fn flows(&self, request: &v1::ListFlowsRequest) -> Result<v1::ListFlowsResponse, Status> {
         self.check_name(&request.gateway)?;
         flows::page(&self.gateway, &self.workers.inquiries, request)
+    }
+
+    /// Ends flows, or counts them. Waits for workers.
+    fn end_flows(&self, request: &v1::EndFlowsRequest, caller: &impl Display) -> Result<v1::EndFlowsResponse, Status> {
+        self.check_name(request.flows.as_ref().map_or("", |flows| flows.gateway.as_str()))?;
+        ended_flows::end_page(&self.gateway, &self.workers.inquiries, request, caller)
+    }
+
+    /// The heaviest flows and clients. To be called from a thread that may wait.
+    fn heaviest_blocking(&self, request: &v1::ListHeaviestRequest) -> Result<v1::ListHeaviestResponse, Status> {
+        let runtime = Handle::try_current().map_err(|error| Status::internal(error.to_string()))?;
+        runtime.block_on(self.heaviest(request))
+    }
+
+    async fn heaviest(&self, request: &v1::ListHeaviestRequest) -> Result<v1::ListHeaviestResponse, Status> {
+        self.check_name(&request.gateway)?;
+        self.watches.heaviest(request).await
     }
 
     /// An explanation. Waits for a worker.
@@ -282,6 +306,12 @@ impl Admin for Sources {
         blocking(move || sources.flows(request.get_ref())).await
     }
 
+    async fn end_flows(&self, request: Request<v1::EndFlowsRequest>) -> Result<Response<v1::EndFlowsResponse>, Status> {
+        let caller = Caller::changing(&request)?;
+        let sources = self.clone();
+        blocking(move || Sources::end_flows(&sources, request.get_ref(), &caller)).await
+    }
+
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
         let sources = self.clone();
         blocking(move || sources.explanation(request.get_ref())).await
@@ -301,6 +331,19 @@ impl Admin for Sources {
         let caller = Caller::seeing_packets(&request)?;
         let (place, runtime) = (self.captures.place(&caller).await?, Handle::current());
         blocking(move || place.begin(request.get_ref(), &runtime).map(ReceiverStream::new)).await
+    }
+
+    type WatchFlowsStream = ReceiverStream<WatchReply>;
+
+    async fn watch_flows(&self, request: Request<v1::WatchFlowsRequest>) -> Result<Response<Self::WatchFlowsStream>, Status> {
+        self.watches.events(request.into_inner()).await.map(|replies| Response::new(ReceiverStream::new(replies)))
+    }
+
+    async fn list_heaviest(
+        &self,
+        request: Request<v1::ListHeaviestRequest>,
+    ) -> Result<Response<v1::ListHeaviestResponse>, Status> {
+        self.heaviest(request.get_ref()).await.map(Response::new)
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {
@@ -430,6 +473,7 @@ pub(crate) mod tests {
                 inquiries: Arc::new(crate::worker_threads::inquiries::tests::without_workers()),
             },
             captures: Arc::new(Captures::new(Arc::new(crate::worker_threads::inquiries::tests::without_workers()))),
+            watches: Arc::new(Watches::new("edge-1", Arc::new(crate::worker_threads::inquiries::tests::without_workers()))),
             ports: Arc::new(move || vec![port.clone()]),
             reload: Arc::new(crate::settings::reload::tests::reload()),
         }

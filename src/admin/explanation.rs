@@ -2,13 +2,13 @@
 //!
 //! Invariant: no decision is made here; all facts come from the engine's explanation and the snapshot's views.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use dataplane::flow::BackendId;
 use dataplane::forward::{
     ExplainError, ExplainedFrontend, ExplainedPacket, Explanation, FlowEffect, Leaves, Outcome, PacketKind, TunnelEnds,
 };
-use dataplane::snapshot::BackendView;
+use dataplane::snapshot::{BackendView, RouteTo};
 use dataplane::{Link, PortIndex, Snapshot};
 use proto::{Protocol, Scheduler, v1};
 use tonic::Status;
@@ -88,6 +88,7 @@ fn message(gateway: &str, packet: &ExplainedPacket, explained: &Explanation, sna
         gateway: gateway.to_owned(),
         reset: matches!(explained.outcome, Outcome::Reset(_)),
         no_route: no_route(packet, explained, snapshot),
+        no_way_back: no_way_back(packet, explained, snapshot),
         refused: refused(packet, explained, snapshot),
     }
 }
@@ -119,6 +120,18 @@ fn no_route(packet: &ExplainedPacket, explained: &Explanation, snapshot: &Snapsh
     let backend = explained.frontend.as_ref().and_then(|frontend| snapshot.backend(frontend.backend?));
     let ends = [Some(packet.source.ip()), backend.map(|backend| backend.address.ip())].into_iter().flatten();
     ends.filter_map(|end| Some(format!("{end} by {}", snapshot.device_to(end)?))).collect()
+}
+
+/// Why replies of the gateway do not reach the source of a packet to a frontend. In one-way modes they pass it by.
+fn no_way_back(packet: &ExplainedPacket, explained: &Explanation, snapshot: &Snapshot) -> String {
+    let client = packet.source.ip();
+    let route = match client {
+        IpAddr::V4(client) => snapshot.route(u32::from(client)),
+        IpAddr::V6(client) => snapshot.route(u128::from(client)),
+    };
+    let replies = explained.frontend.as_ref().is_some_and(|frontend| frontend.mode.is_two_way());
+    let has_none = replies && route == RouteTo::None && snapshot.device_to(client).is_none();
+    if has_none { format!("Linux has no route to {client}") } else { String::new() }
 }
 
 /// A link as port and VLAN.
@@ -171,6 +184,7 @@ fn backends(frontend: &ExplainedFrontend, protocol: Protocol, snapshot: &Snapsho
         healthy: backend.healthy,
         weight: backend.weight.into(),
         why_not: why_not(backend).to_owned(),
+        fails_open: backend.accepts_new && !backend.healthy,
     };
     of_frontend.map(|port| port.backends.iter().map(backend).collect()).unwrap_or_default()
 }

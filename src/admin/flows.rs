@@ -19,8 +19,9 @@ const PAGE_ROWS_MAX: u32 = 5_000;
 
 /// Filters of a listing; a flow must match all.
 #[derive(Debug, Default)]
-struct Filter {
+pub(super) struct Filter {
     service: Option<String>,
+    namespace: Option<String>,
     backend: Option<(IpAddr, Option<u16>)>,
     client: Option<(IpNet, Option<u16>)>,
     protocol: Option<u8>,
@@ -80,17 +81,27 @@ pub(super) fn header_stage(shift: &Shift, protocol: u8) -> &'static str {
     }
 }
 
-fn protocol(number: u8) -> String {
+/// The Service of a frontend; empty: none.
+pub(super) fn service_of(snapshot: &Snapshot, frontend: SocketAddr, protocol: u8) -> String {
+    let found = match frontend.ip() {
+        IpAddr::V4(ip) => snapshot.frontend(u32::from(ip), protocol, frontend.port()),
+        IpAddr::V6(ip) => snapshot.frontend(u128::from(ip), protocol, frontend.port()),
+    };
+    found.map_or_else(String::new, |frontend| frontend.service.to_string())
+}
+
+/// The name of a protocol.
+pub(super) fn protocol(number: u8) -> String {
     Protocol::from_number(number).map_or_else(|| number.to_string(), |protocol| protocol.to_string())
 }
 
-fn token(position: FlowPosition) -> String {
+pub(super) fn token(position: FlowPosition) -> String {
     let family = if position.family == Family::V4 { 4 } else { 6 };
     format!("{}.{family}.{}", position.worker, position.entry)
 }
 
 /// The position of a token.
-fn position(token: &str) -> Result<FlowPosition, String> {
+pub(super) fn position(token: &str) -> Result<FlowPosition, String> {
     if token.is_empty() {
         return Ok(FlowPosition::FIRST);
     }
@@ -127,6 +138,7 @@ impl TryFrom<&v1::ListFlowsRequest> for Filter {
         };
         Ok(Self {
             service: text(&request.service),
+            namespace: text(&request.namespace),
             backend: text(&request.backend).map(|text| address(&text)).transpose()?,
             client: text(&request.client).map(|text| client(&text)).transpose()?,
             protocol: protocol.map(Protocol::number),
@@ -155,11 +167,23 @@ fn client(text: &str) -> Result<(IpNet, Option<u16>), String> {
         .map_err(|_| format!("client: found {text:?}, expected ADDRESS, ADDRESS:PORT or a network"))
 }
 
+/// Whether a Service (`NAMESPACE/NAME`) has this name, which may be that without its namespace, and is in this namespace.
+pub(super) fn is_of(service: &str, name: Option<&str>, namespace: Option<&str>) -> bool {
+    let (of, own) = service.split_once('/').unwrap_or(("", service));
+    name.is_none_or(|name| name == service || name == own) && namespace.is_none_or(|namespace| namespace == of)
+}
+
 impl Filter {
-    fn matches(&self, flow: &FlowView, row: &v1::FlowStatus) -> bool {
+    /// Whether every flow matches.
+    pub(super) fn is_empty(&self) -> bool {
+        let Self { service, namespace, backend, client, protocol, state } = self;
+        let has_name = service.is_some() || namespace.is_some() || state.is_some();
+        !has_name && backend.is_none() && client.is_none() && protocol.is_none()
+    }
+
+    pub(super) fn matches(&self, flow: &FlowView, row: &v1::FlowStatus) -> bool {
         let backend = row.backend.parse::<SocketAddr>().unwrap_or(flow.backend_address);
-        let is_service = |name: &String| row.service == *name || row.service.split('/').nth(1) == Some(name);
-        self.service.as_ref().is_none_or(is_service)
+        is_of(&row.service, self.service.as_deref(), self.namespace.as_deref())
             && self.backend.is_none_or(|(ip, port)| backend.ip() == ip && port.is_none_or(|port| port == backend.port()))
             && self
                 .client

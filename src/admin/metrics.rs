@@ -118,8 +118,12 @@ impl PagesServer {
     /// If the address is in use, or is not of this machine.
     pub async fn run(self) -> Result<(), Failure> {
         let Self { address, pages, shutdown } = self;
-        healthz::serve(listen_tcp(address).await?, pages, shutdown).await;
-        Ok(())
+        let listener = listen_tcp(address).await?;
+        let points = Arc::clone(&pages.status_page).take_points(pages.sources.clone());
+        tokio::select! {
+            () = healthz::serve(listener, pages, shutdown) => Ok(()),
+            () = points => Ok(()),
+        }
     }
 }
 

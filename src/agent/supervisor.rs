@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use objects::text::without_os_errors;
 use proto::v1;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
@@ -165,7 +166,7 @@ where
             // So did a task whose output it reads.
             Some(Ok(Err(_))) if stop.is_cancelled() && matches!(on_shutdown, OnShutdown::Dropped) => return,
             None | Some(Ok(Ok(()))) => "it returned although it was not asked to stop".to_owned(),
-            Some(Ok(Err(failure))) => failure.to_string(),
+            Some(Ok(Err(failure))) => without_os_errors(&failure.to_string()).into_owned(),
             Some(Err(error)) => panic_message(error),
         };
         if started.elapsed() >= SETTLED {

@@ -29,7 +29,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::metrics::WorkerLoads;
-use crate::admin::{Captures, ControllerAccess, FleetSources, Sources, StateSources, WorkerSources};
+use crate::admin::{Captures, ControllerAccess, FleetSources, Sources, StateSources, Watches, WorkerSources};
 use crate::agent::backend_history::{HISTORY, HistoryFile};
 use crate::agent::compile_loop::SnapshotPipeline;
 use crate::agent::persist::directories::{StateDirs, create_private};
@@ -349,6 +349,7 @@ impl RunningGateway<'_> {
             },
             tasks,
             captures: Arc::new(Captures::new(Arc::clone(&workers.inquiries))),
+            watches: Arc::new(Watches::new(&self.settings.name, Arc::clone(&workers.inquiries))),
             workers,
             ports: self.ports.read_ports(self.settings.name.clone()),
             reload: Arc::clone(self.reload),

@@ -55,12 +55,12 @@ async fn serve(channel: &Channel, gateway: &str, answering: &Responder) -> Resul
             question = questions.message() => {
                 let Some(Question { number, query }) = question? else { return Ok(()) };
                 match query {
-                    Some(query @ (Query::Flows(_) | Query::Explain(_))) if inquiries.len() < INQUIRIES_MAX => {
+                    Some(query) if waits_for_workers(&query) && inquiries.len() < INQUIRIES_MAX => {
                         let answering = Arc::clone(answering);
                         inquiries.spawn_blocking(move || Answer { number, reply: Some(answering(&query)) });
                         continue;
                     }
-                    Some(Query::Flows(_) | Query::Explain(_)) => refusal(number, BUSY),
+                    Some(query) if waits_for_workers(&query) => refusal(number, BUSY),
                     Some(query) => Answer { number, reply: Some(answering(&query)) },
                     None => refusal(number, UNKNOWN),
                 }
@@ -71,6 +71,11 @@ async fn serve(channel: &Channel, gateway: &str, answering: &Responder) -> Resul
             return Ok(());
         }
     }
+}
+
+/// Whether a question is answered by the workers.
+const fn waits_for_workers(query: &Query) -> bool {
+    matches!(query, Query::Flows(_) | Query::Explain(_) | Query::EndFlows(_) | Query::Heaviest(_))
 }
 
 fn refusal(number: u64, why: &str) -> Answer {

@@ -284,7 +284,8 @@ async fn serve(hub: Arc<Hub>, listener: TcpListener) -> io::Result<()> {
 
 /// Logs the end of a session by which a partner followed this gateway.
 fn note_end(gateway: &str, address: SocketAddr, error: &SessionError) {
-    if error.is_routine() {
+    // A partner that ended its session as a matter of routine dials again; of one that does not, troubles and Events tell.
+    if error.is_routine() || matches!(error, SessionError::Closed) {
         tracing::info!(gateway, %address, reason = %error, "a session with a partner has ended, and a new one follows");
     } else {
         tracing::warn!(gateway, %address, %error, "a partner no longer follows the flows of this gateway");

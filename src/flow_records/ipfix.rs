@@ -182,7 +182,7 @@ const fn end_reason(event: FlowEvent) -> u8 {
         FlowEvent::End(FlowEnd::Idle) => 1,
         FlowEvent::Start | FlowEvent::Interim => 2,
         FlowEvent::End(FlowEnd::Fin | FlowEnd::Rst) => 3,
-        FlowEvent::End(FlowEnd::Drained | FlowEnd::Replaced | FlowEnd::Stopped) => 4,
+        FlowEvent::End(FlowEnd::Drained | FlowEnd::Replaced | FlowEnd::Stopped | FlowEnd::Requested) => 4,
         FlowEvent::End(FlowEnd::Reclaimed) => 5,
     }
 }

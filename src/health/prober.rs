@@ -6,6 +6,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
+use objects::text::without_os_errors;
 use proto::{ProxyProtocol, StatusRanges};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_tcp_quickack;
@@ -52,8 +53,8 @@ impl Prober {
                 Outcome::NotAsked("Linux sends to it by an interface that is no port; add a route by a port".to_owned())
             }
             // Without any route the probe fails by itself.
-            Ok(_) => self.probe(target, source_port).await,
-            Err(error) => Outcome::NotAsked(error.to_string()),
+            Ok(_) => plain(self.probe(target, source_port).await),
+            Err(error) => plain(Outcome::NotAsked(error.to_string())),
         }
     }
 
@@ -114,6 +115,16 @@ impl Prober {
             }
             Question::Grpc(asked) => grpc::ask(stream, &authority(&asked.host), &asked.service).await,
         }
+    }
+}
+
+/// What operators read of an outcome has words and no numbers of the system's errors.
+fn plain(outcome: Outcome) -> Outcome {
+    let plain = |text: String| without_os_errors(&text).into_owned();
+    match outcome {
+        Outcome::Passed => Outcome::Passed,
+        Outcome::Failed(why) => Outcome::Failed(plain(why)),
+        Outcome::NotAsked(why) => Outcome::NotAsked(plain(why)),
     }
 }
 

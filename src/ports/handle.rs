@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dataplane::Mac;
 use dpdk_sys::{Device, QueueMode};
+use objects::text::without_os_errors;
 use proto::v1;
 
 use super::steering::{KindState, PortSteering};
@@ -64,7 +65,7 @@ impl PortHandle {
             steering: self.steering.text(),
             rss: self.steering.rows(),
             gateway: gateway.to_owned(),
-            reason: self.failure.clone().unwrap_or_default(),
+            reason: without_os_errors(self.failure.as_deref().unwrap_or_default()).into_owned(),
             driver: port.map(|port| port.driver().to_owned()).unwrap_or_default(),
             rx: port.map(|port| queues(port.queue_counts().0, port.descriptors().rx, &port.modes().rx)),
             tx: port.map(|port| queues(port.queue_counts().1, port.descriptors().tx, &port.modes().tx)),

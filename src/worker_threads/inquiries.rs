@@ -1,18 +1,19 @@
-//! Inquiries to the workers: their flows page by page, explanations of packets, and the captures that they run.
+//! Inquiries to the workers: their flows page by page, explanations of packets, the captures that they run, and the flows
+//! that they end.
 //!
 //! Invariant: a worker does a bounded amount of work for them in a poll and in 2 ms: at most [`INQUIRIES_MAX`] inquiries
 //! of [`FLOWS_PER_INQUIRY`] flows, so half a million flows a second, whoever asks and in however many pages. One
-//! request is served at a time, so at most one snapshot is held.
+//! request is served at a time, so at most one snapshot is held. Flows end at [`ENDS_PER_SECOND`] in all.
 //! Deliberately not here: how a worker answers (`dataplane::forward`), and text for operators (`admin`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dataplane::flow::{Flow, FlowView, Tick};
+use dataplane::flow::{Flow, FlowView, FlowWatch, Tick};
 use dataplane::forward::{
-    About, ExplainError, ExplainedPacket, Explainer, Explanation, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired,
-    Inquiry, Mailbox, WorkerCapture,
+    About, ENDS_PER_INQUIRY, EndedFlow, ExplainError, ExplainedPacket, Explainer, Explanation, FLOWS_PER_INQUIRY, FamilyInquiry,
+    FlowEnds, INQUIRIES_MAX, Inquired, Inquiry, Mailbox, WorkerCapture,
 };
 use dataplane::snapshot::SnapshotReader;
 use dataplane::{Address, Snapshot};
@@ -29,6 +30,12 @@ const LOOK: Duration = Duration::from_micros(50);
 const ROUND: Duration = Duration::from_millis(2);
 /// Rounds of one page: 64 x 1,024 flows, 128 ms, well below the timeout of a client.
 const ROUNDS_MAX: u32 = 64;
+
+/// Flows that end in a second. Each end of a connection is sent a RST, of which a network of clients or backends gets
+/// 1,000 a second (`dataplane::icmp`): more would not be sent.
+pub const ENDS_PER_SECOND: u64 = 800;
+/// Time between two inquiries that end flows: 40 ms.
+const END_ROUND: Duration = Duration::from_micros(1_000_000 * ENDS_PER_INQUIRY as u64 / ENDS_PER_SECOND);
 
 /// A worker gave no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,13 +85,16 @@ struct Asking {
     last: u64,
     /// When the next round of a listing may begin, of whichever request.
     next_round: Instant,
+    /// When the next flows may end, of whichever request.
+    next_ends: Instant,
 }
 
 impl Inquiries {
     /// Of workers with these mailboxes, in their order.
     #[must_use]
     pub fn new(mailboxes: Vec<Arc<Mailbox>>, explainer: Explainer, snapshots: SnapshotReader) -> Self {
-        Self { mailboxes, snapshots, asking: Mutex::new(Asking { explainer, last: 0, next_round: Instant::now() }) }
+        let now = Instant::now();
+        Self { mailboxes, snapshots, asking: Mutex::new(Asking { explainer, last: 0, next_round: now, next_ends: now }) }
     }
 
     /// The newest snapshot, to be dropped soon.
@@ -154,6 +164,33 @@ impl Inquiries {
         Ok((position.worker < self.mailboxes.len()).then_some(position))
     }
 
+    /// Ends flows of a worker, at [`ENDS_PER_SECOND`], and returns how many of them it has ended. Other requests go on
+    /// meanwhile. Waits for the worker.
+    ///
+    /// # Errors
+    /// If the worker gives no answer; flows before may have ended.
+    pub fn end_flows(&self, worker: usize, flows: &[EndedFlow]) -> Result<u64, NoAnswer> {
+        let mailbox = self.mailboxes.get(worker).ok_or(NoAnswer { worker })?;
+        let mut ended = 0;
+        for part in flows.chunks(ENDS_PER_INQUIRY) {
+            let wait = {
+                let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+                let begins = asking.next_ends.max(Instant::now());
+                asking.next_ends = begins + END_ROUND;
+                begins.saturating_duration_since(Instant::now())
+            };
+            thread::sleep(wait);
+            let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+            asking.last += 1;
+            let ends = FlowEnds { flows: part.iter().copied().collect(), ended: 0 };
+            self.ask(worker, mailbox, Inquiry::new(asking.last, Inquired::End(ends)))?;
+            if let Inquired::End(ends) = &self.answer(worker, mailbox, asking.last)?.inquired {
+                ended += u64::from(ends.ended);
+            }
+        }
+        Ok(ended)
+    }
+
     /// Number of workers.
     #[must_use]
     pub fn workers(&self) -> usize {
@@ -178,6 +215,21 @@ impl Inquiries {
             }
         }
         Ok(earlier)
+    }
+
+    /// Gives each worker the watch that it shall write to, or none. Waits for workers.
+    ///
+    /// # Errors
+    /// If a worker gives no answer; workers before it have theirs.
+    pub fn exchange_watches(&self, next: impl IntoIterator<Item = Option<Arc<FlowWatch>>>) -> Result<(), NoAnswer> {
+        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        for ((worker, mailbox), watch) in self.mailboxes.iter().enumerate().zip(next) {
+            asking.last += 1;
+            self.ask(worker, mailbox, Inquiry::new(asking.last, Inquired::Watch(watch)))?;
+            // The watch before comes back, to be freed here.
+            self.answer(worker, mailbox, asking.last)?;
+        }
+        Ok(())
     }
 
     fn ask(&self, worker: usize, mailbox: &Mailbox, inquiry: Inquiry) -> Result<(), NoAnswer> {
@@ -226,7 +278,7 @@ fn each_flow(answer: &Inquiry, mut each: impl FnMut(&FlowView)) -> Option<u32> {
     match &answer.inquired {
         Inquired::V4(inquiry) => visit(inquiry, now, &mut each),
         Inquired::V6(inquiry) => visit(inquiry, now, &mut each),
-        Inquired::Capture(_) => None,
+        Inquired::Capture(_) | Inquired::End(_) | Inquired::Watch(_) => None,
     }
 }
 

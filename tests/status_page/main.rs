@@ -1,6 +1,7 @@
 //! The status page of a real gateway in a real browser: by mouse, by keyboard, on a phone, in the dark, for a screen
 //! reader; and what it shows when there is nothing, too much, something hostile, or no answer.
 //!
+//! With `SLUICE_AXE=FILE`, `axe.min.js` of the npm package `axe-core`, that looks for mistakes of accessibility, too.
 //! With `SLUICE_SCREENSHOTS=DIR` it writes the pictures of the documentation into that folder, after three minutes of traffic.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -134,12 +135,69 @@ fn services_show_rates_and_trouble(browser: &mut Browser) {
     assert!(browser.text("#state").contains("2 with trouble"), "{}", browser.text("#state"));
 }
 
+/// The Services with trouble are the first in the picture, and behind the link that counts them.
+fn the_link_shows_those_with_trouble(browser: &mut Browser) {
+    let first = browser.value("[...document.querySelectorAll('#picture text.strong')].map(t => t.textContent).filter(t => t.startsWith('demo/')).slice(0, 2).sort()");
+    assert_eq!(first, json!(["demo/checkout", "demo/reports"]));
+    for _ in 0..3 {
+        browser.press("Tab");
+        if browser.value("document.activeElement.textContent") == "2 with trouble" {
+            break;
+        }
+    }
+    assert_eq!(browser.value("document.activeElement.textContent"), "2 with trouble", "by keyboard");
+    browser.press("Enter");
+    browser.wait_for("document.querySelectorAll('#services tbody tr').length === 2");
+    assert_eq!(browser.value("location.hash"), "#only=trouble");
+    browser.wait_for("document.querySelector('#list-note').textContent === '2 of 6 Services with trouble'");
+    browser.click("#all");
+    browser.wait_for("document.querySelectorAll('#services tbody tr').length === 6");
+    assert_eq!(browser.value("location.hash"), "");
+}
+
+/// A page that has just been opened shows the minutes before.
+fn lines_begin_before_the_page(browser: &mut Browser) {
+    let points = "(document.querySelector('#figures .spark path:nth-child(2)')?.getAttribute('d') ?? '').split(/[ML]/).length";
+    browser.wait_for(&format!("{points} > 5"));
+    browser.open("about:blank");
+    browser.wait_for("location.href === 'about:blank'");
+    browser.open(PAGE);
+    browser.wait_for(&format!("typeof rates !== 'undefined' && rates.round > 0 && rates.round < 3 && {points} > 5"));
+    browser.wait_for("document.querySelectorAll('#heaviest-clients tbody tr').length > 0");
+    wait_for_rates(browser);
+    // While nothing is laid out, nothing is drawn.
+    browser.value("document.querySelector('main').hidden = true; showPicture(live.document, live.document.totals); document.querySelector('main').hidden = false");
+}
+
+/// The rules of axe, in a few views at three widths; if there is axe.
+fn axe_finds_nothing(browser: &mut Browser) {
+    let Some(axe) = std::env::var_os("SLUICE_AXE") else { return };
+    let axe = std::fs::read_to_string(axe).unwrap();
+    for fragment in ["", "service=demo%2Fcheckout", "only=trouble", "search=nothing-like-it"] {
+        browser.value(&format!("location.hash = '{fragment}'"));
+        browser.wait_for(&format!("document.querySelector('#one').hidden === {}", !fragment.starts_with("service")));
+        for width in [390, 768, 1360] {
+            fits_into(browser, width);
+            browser.value(&format!("{axe}; null"));
+            let found = browser.value(
+                "axe.run(document, {resultTypes: ['violations']}).then((result) => result.violations.map((one) => \
+                 `${one.id}: ${one.nodes.map((node) => node.target.join(' ')).join(', ')}`))",
+            );
+            assert_eq!(found, json!([]), "#{fragment} at {width} pixels");
+        }
+    }
+    browser.value("location.hash = ''");
+    browser.wait_for("document.querySelectorAll('#services tbody tr').length === 6");
+}
+
 fn the_mouse_opens_a_service_in_the_picture(browser: &mut Browser) {
     browser.click("[data-key='recttarget demo/checkout']");
     browser.wait_for("document.querySelector('#path-title').textContent === 'demo/checkout'");
     browser.wait_for("[...document.querySelectorAll('#members tbody tr')].some(r => parseFloat(r.cells[3].textContent) > 0)");
     let dead = browser.value("document.querySelector('#members tbody tr').textContent");
     assert!(dead.as_str().unwrap().starts_with("10.0.0.99:8080tcpunhealthy"), "{dead}");
+    let is_whole = "(why => why.textContent && !why.textContent.includes('os error') && why.scrollWidth <= why.clientWidth)";
+    browser.wait_for(&format!("{is_whole}(document.querySelector('#members .why'))"));
     assert_eq!(browser.value("location.hash"), "#service=demo%2Fcheckout");
     browser.value("history.back()");
     browser.wait_for("document.querySelector('#path-title').textContent === 'Traffic'");
@@ -226,6 +284,7 @@ fn many_hostile_services_stay_text(edge: &Edge, browser: &mut Browser) {
         row
     };
     document["services"] = (0..500).map(named).collect();
+    document["picture"] = (0..6).map(named).collect();
     browser.intercept("*/status.json*", document.to_string());
     browser.open(&format!("{PAGE}#sort=name"));
     browser.wait_for("document.querySelectorAll('#services tbody tr').length === 500");
@@ -329,9 +388,12 @@ fn a_browser_shows_a_gateway_at_work() {
     until("the dead backend is out of use", || edge.service("checkout").filter(|service| service.healthy == 2));
     let _traffic = send_traffic(&edge);
     services_show_rates_and_trouble(&mut browser);
+    the_link_shows_those_with_trouble(&mut browser);
+    lines_begin_before_the_page(&mut browser);
     the_mouse_opens_a_service_in_the_picture(&mut browser);
     keys_search_open_and_return(&mut browser);
     a_screen_reader_finds_its_way(&mut browser);
+    axe_finds_nothing(&mut browser);
     phones_and_dark_rooms_are_served(&mut browser);
     assert!(browser.complaints.is_empty(), "{:?}", browser.complaints);
     if let Some(dir) = std::env::var_os("SLUICE_SCREENSHOTS") {

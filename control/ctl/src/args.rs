@@ -1,5 +1,7 @@
 //! The command line of `sluicectl` (DESIGN section 8).
 
+mod lists;
+
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,10 +11,15 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use objects::scalar::url::ServerUrl;
-use proto::limits::ADMIN_LISTEN;
+use proto::limits::{ADMIN_LISTEN, HEAVIEST_MAX};
 
 use crate::convert::Product;
 use crate::routing::RoutingDaemon;
+pub(crate) use lists::{
+    DropsArguments, EventsArguments, Filters, GatewayFilter, OfGatewaysArguments, OfServicesArguments, OverridesArguments,
+    Selection, ServiceFilter, ServicesArguments,
+};
+pub use lists::{ListArguments, Output};
 
 /// Heading of the options that say which server is asked, and how; they are options of every command.
 const CONNECTION: &str = "Connection";
@@ -49,13 +56,16 @@ pub enum Command {
     /// History of backends: since when each is as it is, its last changes with their causes, its last check.
     History(HistoryArguments),
     /// Services: frontends, backends, and why one is not served.
-    Services(ListArguments),
+    Services(ServicesArguments),
     /// Frontends: flows, packets, bytes and connections of each VIP and port, and of each node port.
-    Frontends(ListArguments),
+    Frontends(OfServicesArguments),
     /// Backends: state, health, weight, flows.
-    Backends(ListArguments),
-    /// Flows of a gateway, or of all gateways of a controller: client, frontend, backend, state, age.
+    Backends(OfServicesArguments),
+    /// Flows of a gateway, or of all gateways of a controller: client, frontend, backend, state, age; the heaviest of them;
+    /// or end some.
     Flows(FlowsArguments),
+    /// Watch flows of a gateway begin and end, and packets being dropped, as it happens.
+    Watch(WatchArguments),
     /// Explain what a gateway, or each of a controller, does with a packet, without sending one: frontend, backend and
     /// why, rewrite, next hop, and what its flow says.
     Explain(ExplainArguments),
@@ -66,22 +76,22 @@ pub enum Command {
     /// the verdict, drop reason, Service and backend.
     Capture(CaptureArguments),
     /// Network ports: link and packets.
-    Ports(ListArguments),
+    Ports(OfGatewaysArguments),
     /// Dropped packets by reason and worker.
-    Drops(ListArguments),
+    Drops(DropsArguments),
     /// Convert the address pools of MetalLB or Cilium to AddressPools, and list what has no equivalent.
     Convert(ConvertArguments),
     /// Gateways of the group: ready, generation, draining, last seen, groups of VIPs that they own, shadow flows, lag of their
     /// partners, and routing sessions that are up.
-    Gateways(ListArguments),
+    Gateways(OfGatewaysArguments),
     /// VIPs: pool, group, and the gateways that answer for them or announce them.
-    Vips(ListArguments),
+    Vips(OfServicesArguments),
     /// Address pools: addresses, used and available, and why a pool is not in use.
     Pools(ListArguments),
     /// Recent events: why a Service is not served, and other notes for owners of objects.
-    Events(ListArguments),
+    Events(EventsArguments),
     /// Manual overrides: drains and weights, with author and time.
-    Overrides(ListArguments),
+    Overrides(OverridesArguments),
     /// Show services, backends, flows, workers, drops, ports and gateways live, with rates.
     Top(TopArguments),
     /// Stop new flows to a backend (ADDRESS:PORT, or ADDRESS for all its ports), to all backends on a node, or to a
@@ -198,13 +208,32 @@ pub struct ConvertArguments {
 
 /// Filters of `flows`; a flow must match all that are given.
 #[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct FlowsArguments {
     /// Output options.
     #[command(flatten)]
     pub list: ListArguments,
-    /// Of this Service: NAMESPACE/NAME, or NAME.
-    #[arg(long, value_name = "SERVICE", default_value = "", hide_default_value = true)]
-    pub service: String,
+    /// The flows.
+    #[command(flatten)]
+    pub flows: FlowFilter,
+    /// Maximum number of flows; 0: all of them.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub limit: usize,
+    /// The N flows and the N clients with most traffic in the last seconds, from a sample of packets, in place of the
+    /// list. Of the filters, --service, --namespace and --gateway count.
+    #[arg(long, value_name = "N", value_parser = heaviest, conflicts_with_all = ["limit", "backend", "client", "protocol", "state"])]
+    pub top: Option<u32>,
+    /// What to do with flows.
+    #[command(subcommand)]
+    pub command: Option<FlowsCommand>,
+}
+
+/// Which flows.
+#[derive(Clone, Debug, Args)]
+pub struct FlowFilter {
+    /// See there.
+    #[command(flatten)]
+    pub services: ServiceFilter,
     /// To this backend: ADDRESS or ADDRESS:PORT.
     #[arg(long, value_name = "BACKEND", default_value = "", hide_default_value = true)]
     pub backend: String,
@@ -217,12 +246,49 @@ pub struct FlowsArguments {
     /// In this state, as the list shows it.
     #[arg(long, value_name = "STATE", default_value = "", hide_default_value = true)]
     pub state: String,
-    /// Of this gateway. Default: of all gateways of a controller.
-    #[arg(long, value_name = "GATEWAY", default_value = "", hide_default_value = true)]
-    pub gateway: String,
-    /// Maximum number of flows; 0: all of them.
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    pub limit: usize,
+    /// See there.
+    #[command(flatten)]
+    pub gateways: GatewayFilter,
+}
+
+/// What `flows` does besides listing.
+#[derive(Clone, Debug, Subcommand)]
+pub enum FlowsCommand {
+    /// End the flows that match: TCP connections by a RST to both ends, others by forgetting them. Without --yes it only
+    /// says how many match.
+    End {
+        /// The flows; at least one filter besides --gateway.
+        #[command(flatten)]
+        flows: FlowFilter,
+        /// End them.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// Options of `watch`.
+#[derive(Clone, Debug, Args)]
+pub struct WatchArguments {
+    /// See there.
+    #[command(flatten)]
+    pub services: ServiceFilter,
+    /// Only these: start and end of flows, drop of packets. May be repeated.
+    #[arg(long, value_name = "VERDICT", value_parser = ["start", "end", "drop"])]
+    pub verdict: Vec<String>,
+    /// End after this many.
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// End after this time, for example 30s.
+    #[arg(short, long, value_name = "TIME")]
+    pub duration: Option<CaptureTime>,
+    /// Output format.
+    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "text")]
+    pub output: TraceOutput,
+}
+
+fn heaviest(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (1..=HEAVIEST_MAX).contains(number));
+    number.and_then(|number| u32::try_from(number).ok()).ok_or_else(|| format!("expected 1 to {HEAVIEST_MAX}"))
 }
 
 /// Options of `top`.
@@ -312,7 +378,7 @@ pub struct TraceArguments {
     pub output: TraceOutput,
 }
 
-/// Output formats of `trace`.
+/// Output formats of `trace` and `watch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TraceOutput {
     /// Lines for people.
@@ -342,30 +408,6 @@ pub enum ExplainOutput {
     /// One object for each gateway.
     Json,
     /// One document for each gateway.
-    Yaml,
-}
-
-/// Output options of a list.
-#[derive(Clone, Debug, Args)]
-pub struct ListArguments {
-    /// Output format.
-    #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "table")]
-    pub output: Output,
-    /// Keep watching: redraw the table once a second, or print each new or changed object.
-    #[arg(long)]
-    pub watch: bool,
-}
-
-/// Output formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// A table for people.
-    Table,
-    /// A table with more columns, where a list has more.
-    Wide,
-    /// One array; with --watch, one object a line.
-    Json,
-    /// One list; with --watch, one document per object.
     Yaml,
 }
 

@@ -1,10 +1,11 @@
-//! `sluicectl capture` and `sluicectl trace`: packets of a gateway as they pass, as pcapng or as text.
+//! `sluicectl capture`, `sluicectl trace` and `sluicectl watch`: packets of a gateway as they pass, as pcapng or as text.
 //!
 //! Invariant: at the end it says how many packets the workers looked at, and how many copies are missing.
 //! Deliberately not here: what becomes of a packet, which the gateway says.
 
 mod pcapng;
 mod trace;
+pub(super) mod watch;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

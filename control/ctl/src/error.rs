@@ -69,6 +69,9 @@ pub enum CtlError {
         /// What is left.
         what: String,
     },
+    /// Flows were counted and not ended.
+    #[error("no flow was ended; --yes ends those that match then")]
+    NotConfirmed,
     /// Someone has removed a drain that is waited for.
     #[error("{0} is no longer drained: someone has removed the drain")]
     Undrained(String),

@@ -11,6 +11,8 @@ use crate::client::{Server, ask};
 use crate::error::CtlError;
 use crate::list::{format_error, silent_text, write_yaml};
 
+/// Why a backend takes no new flows.
+const UNHEALTHY: &str = "unhealthy";
 /// Width of the names of the lines.
 const NAME_CHARS: usize = 10;
 
@@ -82,6 +84,9 @@ pub(super) fn text(explanation: &v1::Explanation) -> String {
         let ends = explanation.no_route.join(", ");
         lines.push(("no route", format!("Linux sends to {ends}, which the gateway cannot: no shorter prefix is used")));
     }
+    if !explanation.no_way_back.is_empty() {
+        lines.push(("no reply", format!("{}: replies cannot leave", explanation.no_way_back)));
+    }
     let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
     let reset = if explanation.reset { " (its source gets a reset)" } else { "" };
     let effect = match flow_effect.as_str() {
@@ -142,10 +147,16 @@ fn of_frontend(frontend: &v1::ExplainedFrontend) -> Vec<(&'static str, String)> 
 }
 
 fn backend(backend: &v1::ExplainedBackend) -> String {
-    let v1::ExplainedBackend { address, chosen, weight, why_not, .. } = backend;
+    let v1::ExplainedBackend { address, chosen, weight, why_not, healthy, fails_open, .. } = backend;
     let mark = if *chosen { "*" } else { "-" };
     let takes = if why_not.is_empty() { format!("weight {weight}") } else { format!("takes no new flows: {why_not}") };
-    format!("{mark} {address}: {takes}")
+    let health = match (healthy, fails_open) {
+        (_, true) => "; unhealthy, and used because all backends are (fail-open)",
+        // A draining backend, for one.
+        (false, false) if why_not != UNHEALTHY => "; unhealthy",
+        (_, false) => "",
+    };
+    format!("{mark} {address}: {takes}{health}")
 }
 
 fn of_rewrite(rewrite: &v1::ExplainedRewrite) -> String {

@@ -2,8 +2,11 @@
 
 pub(super) mod history;
 pub(super) mod rows;
+pub(super) mod selection;
 pub(super) mod wrap;
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::Duration;
 
@@ -13,13 +16,13 @@ use serde_json::Value;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use crate::args::{ListArguments, Output};
+use crate::args::{Filters, ListArguments, Output};
 use crate::client::{self, ClientError, Server};
 use crate::error::CtlError;
 use rows::{Listed, Row, field_of};
 
 /// Moves the cursor of a terminal to its first line, and clears it.
-const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
+pub(super) const CLEAR: &[u8] = b"\x1b[H\x1b[2J";
 /// Blanks between two columns.
 const GAP: usize = 2;
 
@@ -35,12 +38,26 @@ pub struct Screen {
 /// Prints the list; with `--watch` also its changes, until the output is closed or the gateway ends.
 pub(super) async fn follow<R: Row>(
     server: &Server,
-    arguments: &ListArguments,
+    arguments: &impl Filters,
     out: &mut impl Write,
     notes: &mut impl Write,
     screen: Screen,
 ) -> Result<(), CtlError> {
-    follow_by(server, arguments, out, notes, screen, async |client| R::list(client).await).await
+    let selection = arguments.selection();
+    let has_asked = Cell::new(false);
+    let fetch = async |client: &mut AdminClient<Channel>| {
+        let (rows, silent) = R::list(client).await?;
+        if selection.is_all() {
+            return Ok((rows, silent));
+        }
+        let reasons: BTreeSet<_> = rows.iter().filter(|_| R::HAS_ALL_REASONS).map(|row| row.subject().reason).collect();
+        let rows: Vec<R> = rows.into_iter().filter(|row| selection.has(&row.subject())).collect();
+        if rows.is_empty() && !has_asked.replace(true) {
+            selection.expect_known(client, &reasons).await?;
+        }
+        Ok((rows, silent))
+    };
+    follow_by(server, arguments.list(), out, notes, screen, fetch).await
 }
 
 /// The same with another way to fetch the rows.
@@ -129,13 +146,24 @@ pub(super) fn format_error(error: impl ToString) -> CtlError {
     CtlError::Format(error.to_string())
 }
 
-/// Formats aligned columns under their titles. If rows come from several gateways, the gateway is the first column.
+/// Formats the rows that a table has, with all its columns.
 pub(super) fn table<R: Row>(rows: &[R], is_wide: bool) -> String {
-    let all: Vec<Value> = rows.iter().map(R::shown).collect();
-    let of_several = all.iter().any(|row| row["gateway"] != all[0]["gateway"]);
-    let rows: Vec<Value> = all.into_iter().zip(rows).filter(|(_, row)| row.is_shown()).map(|(shown, _)| shown).collect();
+    let shown = rows.iter().filter(|row| row.is_shown()).map(R::shown).collect();
     let more = if is_wide { R::WIDE } else { &[] };
-    let titles: Vec<&str> = of_several.then_some("GATEWAY").into_iter().chain(R::TITLES.iter().chain(more).copied()).collect();
+    let titles: Vec<&str> = R::TITLES.iter().chain(more).copied().collect();
+    let mut gateways = rows.iter().map(|row| row.shown()["gateway"].clone());
+    let first = gateways.next();
+    aligned_of(shown, &titles, first.is_some_and(|first| gateways.any(|other| other != first)))
+}
+
+/// Formats aligned columns under their titles. If rows come from several gateways, the gateway is the first column.
+pub(super) fn aligned(rows: Vec<Value>, titles: &[&str]) -> String {
+    let of_several = rows.iter().any(|row| row["gateway"] != rows[0]["gateway"]);
+    aligned_of(rows, titles, of_several)
+}
+
+fn aligned_of(rows: Vec<Value>, titles: &[&str], of_several: bool) -> String {
+    let titles: Vec<&str> = of_several.then_some("GATEWAY").into_iter().chain(titles.iter().copied()).collect();
     let cells = |row: &Value| titles.iter().map(|title| cell(&row[field_of(title)])).collect();
     let header = titles.iter().map(ToString::to_string).collect();
     let lines: Vec<Vec<String>> = std::iter::once(header).chain(rows.iter().map(cells)).collect();

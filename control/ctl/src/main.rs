@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ctl::{Arguments, CtlError, Screen, run};
+use objects::text::without_os_errors;
 use proto::limits::journal;
 
 /// Polling interval of `--watch`, slow enough to read and no load for a gateway.
@@ -23,7 +24,7 @@ async fn main() -> ExitCode {
         // The reader of the pipe closed it.
         Err(CtlError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("sluicectl: {error}\n"));
+            say(&without_os_errors(&format!("sluicectl: {error}\n")));
             ExitCode::from(error.exit_code())
         }
     }

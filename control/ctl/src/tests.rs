@@ -1,6 +1,7 @@
 //! Tests: the commands against a server with fixed answers.
 
 mod canned;
+mod flows;
 
 use std::path::Path;
 use std::time::Duration;
@@ -121,7 +122,7 @@ async fn flows_of_a_service_that_there_is_not_are_an_error_that_names_those_ther
     let (_, notes, none) = ctl(&socket, "flows --service sticky").await;
     assert!(none.is_ok() && notes == "(none)\n", "{notes}");
     let error = ctl(&socket, "flows --service default/wbe").await.2.unwrap_err().to_string();
-    assert!(error.contains("no Service \"default/wbe\"; there are: default/sticky, default/web"), "{error}");
+    assert!(error.contains("no Service \"default/wbe\"; there are: default/web, default/sticky"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `sluicectl top`: services, backends, flows, workers, drops, ports and gateways live on a terminal.
+//! `sluicectl top`: services, backends, flows, workers, drops, ports, gateways and the heaviest flows live on a terminal.
 //!
 //! Invariants: every figure comes from the admin API. The terminal is restored however this ends.
 
@@ -28,7 +28,7 @@ use crate::client::{ClientError, Server};
 use crate::error::CtlError;
 use draw::{Look, draw};
 use model::{Action, Model};
-use sample::{FlowQuery, Sample, fetch};
+use sample::{Sample, Wanted, fetch};
 
 /// The connection, until a request fails.
 type Client = Option<AdminClient<Channel>>;
@@ -45,26 +45,21 @@ pub(super) async fn run(server: &Server, arguments: &TopArguments) -> Result<(),
         return Err(CtlError::NoTerminal);
     }
     let start = Instant::now();
-    let (client, first) = ask(server, start, None, None).await;
+    let (client, first) = ask(server, start, None, Wanted::default()).await;
     let mut model = Model::new(first?);
     // An empty value counts as unset (https://no-color.org).
     let has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let look = Look { has_colours, delay: arguments.delay.0 };
     let mut terminal = ratatui::try_init()?;
     let ended =
-        show(&mut terminal, &mut model, look, async |client, flows| ask(server, start, client, flows).await, client).await;
+        show(&mut terminal, &mut model, look, async |client, wanted| ask(server, start, client, wanted).await, client).await;
     ratatui::try_restore()?;
     ended
 }
 
 /// One round of questions.
-async fn ask(
-    server: &Server,
-    start: Instant,
-    mut client: Client,
-    flows: Option<FlowQuery>,
-) -> (Client, Result<Sample, ClientError>) {
-    let sample = fetch(server, &mut client, flows).await;
+async fn ask(server: &Server, start: Instant, mut client: Client, wanted: Wanted) -> (Client, Result<Sample, ClientError>) {
+    let sample = fetch(server, &mut client, wanted).await;
     (client, sample.map(|sample| Sample { at: start.elapsed(), ..sample }))
 }
 
@@ -73,7 +68,7 @@ async fn show(
     terminal: &mut DefaultTerminal,
     model: &mut Model,
     look: Look,
-    ask: impl AsyncFn(Client, Option<FlowQuery>) -> (Client, Result<Sample, ClientError>),
+    ask: impl AsyncFn(Client, Wanted) -> (Client, Result<Sample, ClientError>),
     client: Client,
 ) -> Result<(), CtlError> {
     let (mut events, mut terminate, mut hang_up) =
@@ -102,13 +97,13 @@ async fn show(
                 (pending, client) = (None, Some(returned));
                 model.answered(answer.map_err(|error| error.to_string()), since_1970().as_secs());
                 // The view may have changed meanwhile.
-                is_due = model.lacks_flows();
+                is_due = model.lacks_rows();
             }
             _ = terminate.recv() => return Ok(()),
             _ = hang_up.recv() => return Ok(()),
         }
         if is_due && let Some(client) = client.take() {
-            pending = Some(Box::pin(ask(client, model.flows_needed())));
+            pending = Some(Box::pin(ask(client, model.wanted())));
         }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! Invariant: no result is longer than what its caller allows, whatever the length of its input.
 
+use std::borrow::Cow;
+
 use k8s_openapi::jiff::Timestamp;
 
 /// The first `max` characters, with `…` for the rest.
@@ -32,6 +34,32 @@ pub fn shortened<T: ToString>(items: impl IntoIterator<Item = T>, max: usize, se
     }
 }
 
+/// A text without the numbers that the standard library puts behind the words of an error of the system: ` (os error 111)`.
+#[must_use]
+pub fn without_os_errors(text: &str) -> Cow<'_, str> {
+    const BEFORE: &str = " (os error ";
+    let Some((mut plain, mut rest)) = text.split_once(BEFORE).map(|(before, rest)| (before.to_owned(), rest)) else {
+        return Cow::Borrowed(text);
+    };
+    loop {
+        match rest.split_once(')') {
+            Some((number, after)) if number.parse::<i32>().is_ok() => rest = after,
+            // It is something else.
+            _ => plain.push_str(BEFORE),
+        }
+        match rest.split_once(BEFORE) {
+            Some((before, after)) => {
+                plain.push_str(before);
+                rest = after;
+            }
+            None => {
+                plain.push_str(rest);
+                return Cow::Owned(plain);
+            }
+        }
+    }
+}
+
 /// A time in seconds since 1970 as RFC 3339, in UTC.
 #[must_use]
 pub fn of_time(since_epoch_s: u64) -> String {
@@ -46,6 +74,18 @@ mod tests {
     #[test]
     fn a_text_is_cut_at_the_end_of_a_character() {
         assert_eq!((cut_chars("äöü", 2), cut_chars("äö", 2)), ("äö…".to_owned(), "äö".to_owned()));
+    }
+
+    #[test]
+    fn an_error_of_the_system_is_words_without_a_number() {
+        let error = |number| std::io::Error::from_raw_os_error(number).to_string();
+        assert_eq!(
+            without_os_errors(&format!("tcp: {}; {}.", error(111), error(2))),
+            "tcp: Connection refused; No such file or directory."
+        );
+        for other in ["", "refused", "a (os error x) b", "ends (os error ", "a (os error 1"] {
+            assert_eq!(without_os_errors(other), other);
+        }
     }
 
     #[test]

@@ -100,6 +100,16 @@ where
 }
 
 impl ControllerAdmin {
+    /// The error that names the gateways, of requests about packets.
+    fn only_gateways(&self) -> Status {
+        let gateways = self.view.gateways.borrow();
+        let names: BTreeSet<&str> = gateways.iter().map(|gateway| gateway.name.as_str()).collect();
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        Status::failed_precondition(format!(
+            "only gateways have packets; ask one of them ({names}) by its admin API (key `admin.listen` of its file)"
+        ))
+    }
+
     /// Queries every connected gateway if this controller leads. Returns the rows of all, and the gateways that did not
     /// answer. `rows` extracts the rows from an answer. The gateway's name replaces whatever it sent in the field
     /// `name` of its rows.
@@ -169,6 +179,18 @@ impl Admin for ControllerAdmin {
         fleet::list_flows(&self.view, request.into_inner()).await.map(Response::new)
     }
 
+    async fn end_flows(&self, request: Request<v1::EndFlowsRequest>) -> Result<Response<v1::EndFlowsResponse>, Status> {
+        let caller = Caller::changing(&request)?;
+        fleet::end_flows(&self.view, request.into_inner(), &caller).await.map(Response::new)
+    }
+
+    async fn list_heaviest(
+        &self,
+        request: Request<v1::ListHeaviestRequest>,
+    ) -> Result<Response<v1::ListHeaviestResponse>, Status> {
+        fleet::list_heaviest(&self.view, request.into_inner()).await.map(Response::new)
+    }
+
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::Explanation>, Status> {
         fleet::explain(&self.view, request.into_inner()).await.map(Response::new)
     }
@@ -183,12 +205,13 @@ impl Admin for ControllerAdmin {
     type CaptureStream = futures::stream::Empty<Result<v1::CaptureReply, Status>>;
 
     async fn capture(&self, _: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
-        let gateways = self.view.gateways.borrow();
-        let names: BTreeSet<&str> = gateways.iter().map(|gateway| gateway.name.as_str()).collect();
-        let names = names.into_iter().collect::<Vec<_>>().join(", ");
-        Err(Status::failed_precondition(format!(
-            "only gateways have packets; ask one of them ({names}) by its admin API (key `admin.listen` of its file)"
-        )))
+        Err(self.only_gateways())
+    }
+
+    type WatchFlowsStream = futures::stream::Empty<Result<v1::WatchFlowsReply, Status>>;
+
+    async fn watch_flows(&self, _: Request<v1::WatchFlowsRequest>) -> Result<Response<Self::WatchFlowsStream>, Status> {
+        Err(self.only_gateways())
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {

@@ -21,6 +21,7 @@ use std::time::Duration;
 use proto::limits::journal;
 use serde::Serialize;
 
+use objects::text::without_os_errors;
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -135,6 +136,9 @@ impl MakeWriter<'_> for ToQueue {
 }
 
 fn push(priority: u8, lines: &[u8]) {
+    let text = String::from_utf8_lossy(lines);
+    let lines = without_os_errors(&text);
+    let lines = lines.as_bytes();
     if *IS_JOURNAL {
         QUEUE.push(&journal::with_priority(priority, lines));
     } else {

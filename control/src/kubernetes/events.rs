@@ -502,6 +502,13 @@ mod tests {
         Waiting { key: 7, note, uid: Some("u".to_owned()), time: Timestamp::UNIX_EPOCH, count: 1, attempts: 0 }
     }
 
+    impl EventWriter {
+        /// Takes all queued Events: their notes, and how often each was recorded.
+        pub(crate) fn take_queued(&self) -> Vec<(Note, i32)> {
+            all(self).into_iter().map(|waiting| (waiting.note, waiting.count)).collect()
+        }
+    }
+
     /// All queued Events, in order.
     fn all(writer: &EventWriter) -> Vec<Waiting> {
         std::iter::from_fn(|| writer.next(|_| true)).collect()

@@ -59,6 +59,11 @@ impl Recorder {
     /// Records a change, also if an equal one was recorded lately: its opposite has happened in between.
     pub fn record_change(&self, note: &Note, uid: Option<&str>) {
         self.list(note);
+        self.write_change(note, uid);
+    }
+
+    /// Writes the Event of a change that is listed already.
+    pub fn write_change(&self, note: &Note, uid: Option<&str>) {
         if let Some(events) = &self.events {
             events.record_change(note, uid);
         }

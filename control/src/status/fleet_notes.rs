@@ -1,7 +1,8 @@
 //! Notes about gateways: takeovers, stations that announce the same VIPs, partners and routing sessions that come and go.
 //!
 //! Invariant: a burst of takeovers is one note for each gateway that takes part. What a gateway reports first is no
-//! change, so that a new leader repeats no takeover; what it reports next is one, however soon.
+//! change, so that a new leader repeats no takeover; what it reports next is one, however soon, and also if it reports the
+//! same as some minutes before: what was in between was another change.
 //! Not here: how gateways report, and how notes are written.
 
 use std::collections::BTreeMap;
@@ -56,17 +57,19 @@ pub async fn record(
                     of_services.into_iter().chain(change.notes(&|vip| services_with(vip, planned.as_deref()), &known))
                 {
                     // Without Events nobody needs a uid.
-                    if uid.is_some() || recorder.events().is_none() {
-                        recorder.record(&note, uid.as_deref());
-                    } else {
-                        recorder.list(&note);
-                        waiting.add(note);
+                    match (uid.is_some() || recorder.events().is_none(), change.before.is_some()) {
+                        (true, true) => recorder.record_change(&note, uid.as_deref()),
+                        (true, false) => recorder.record(&note, uid.as_deref()),
+                        (false, _) => {
+                            recorder.list(&note);
+                            waiting.add(note);
+                        }
                     }
                 }
             }
         }
         for (note, uid) in waiting.take(&uids.borrow_and_update(), Instant::now()) {
-            recorder.repeat(&note, uid.as_deref());
+            recorder.write_change(&note, uid.as_deref());
         }
         let (settled, due) = (settles, waiting.due());
         tokio::select! {
@@ -339,6 +342,7 @@ mod tests {
 
     use super::*;
     use crate::gateways::registry::{Connection, Report};
+    use crate::kubernetes::EventWriter;
 
     fn owning(owned: u64, takeovers: u64) -> FleetStatus {
         let election = VipElection { groups: 16, owned, takeovers, ..VipElection::default() };
@@ -495,6 +499,28 @@ mod tests {
         report(0, owning(0b11, 2));
         sleep(2 * SETTLE).await;
         assert!(again.newest().iter().all(|one| one.note.remark.cause != Cause::TookOver));
+        task.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_goes_down_again_within_minutes_is_an_event_again() {
+        let gateways = watch::Sender::new(Gateways::default());
+        let connection = Connection::open(&gateways, "edge-1", "0.1.0", Vec::new());
+        let report = |fleet| connection.report(Report { ready: true, fleet: Some(fleet), ..Report::default() });
+        let events = Arc::new(EventWriter::new("test"));
+        let recorder = Arc::new(Recorder::after(None, Some(Arc::clone(&events))));
+        let uids = GatewayUids::new([("edge-1".to_owned(), "u".to_owned())].into());
+        let task = tokio::spawn(record(gateways.subscribe(), watch::channel(None).1, watch::channel(uids).1, recorder));
+        report(session(SessionHealth::Up));
+        sleep(2 * SETTLE).await;
+        for count in 1..=3 {
+            for (health, cause) in [(SessionHealth::Down, Cause::SessionDown), (SessionHealth::Up, Cause::SessionUp)] {
+                report(session(health));
+                sleep(2 * SETTLE).await;
+                let queued: Vec<_> = events.take_queued().into_iter().map(|(note, count)| (note.remark.cause, count)).collect();
+                assert_eq!(queued, [(cause, count)]);
+            }
+        }
         task.abort();
     }
 

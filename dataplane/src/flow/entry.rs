@@ -41,6 +41,13 @@ impl BackendId {
         generation % Self::GENERATIONS + 1
     }
 
+    /// A backend of the same slot that no snapshot has: that of half a round of generations ago. A slot would have to
+    /// change its backend 1,023 times while a flow has this one, which is until its next packet, or 10 s.
+    #[must_use]
+    pub(crate) const fn gone(self) -> Self {
+        Self { slot: self.slot, generation: (self.generation + Self::GENERATIONS / 2 - 1) % Self::GENERATIONS + 1 }
+    }
+
     /// Slot and generation in one word, which is never 0.
     #[must_use]
     #[inline(always)]

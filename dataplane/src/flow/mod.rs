@@ -33,9 +33,10 @@ pub(crate) use snat::{PortSpread, TrialPorts, UsedPort};
 pub(crate) use state::{Admission, UDP_SIGNAL};
 pub use state::{BackendStep, ClientStep, ClockShift, HeaderStage, LastSaid, NumberShift, SegmentHead, Shift, StreamShift};
 pub use state::{Direction, FlowMode, FlowState, YieldClass, begins, is_mid_stream, is_opening, is_plain, next_state};
+pub(crate) use storage::WATCH_WINDOW_NS;
 pub use storage::{
-    ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, ReplicaEvent,
-    ShiftReplica,
+    ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowReplica, FlowReplication, FlowTraffic, FlowWatch,
+    ReplicaEvent, SampledPacket, ShiftReplica, Watched, WatchedEnds, WatchedEvent,
 };
 pub(crate) use storage::{BegunFlow, ClientRoutes, FlowGroups, GroupHolder, GroupHoldings, HotFlow, HotFlows, SeenWords};
 pub use table::{Candidate, FlowIndex, FlowTable, Full};

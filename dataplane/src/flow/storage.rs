@@ -15,6 +15,7 @@ mod flow_groups;
 mod recorder;
 mod replicator;
 mod resting_replies;
+mod watched;
 
 use std::sync::Arc;
 
@@ -35,6 +36,8 @@ use recorder::Recorder;
 pub use recorder::{ACTIVE_TIMEOUT, FlowEnd, FlowEvent, FlowRecord, FlowRecords, FlowTraffic};
 pub(crate) use replicator::Replicator;
 pub use replicator::{FlowReplica, FlowReplication, ReplicaEvent, ShiftReplica};
+pub(crate) use watched::WINDOW_NS as WATCH_WINDOW_NS;
+pub use watched::{FlowWatch, SampledPacket, Watched, WatchedEnds, WatchedEvent};
 
 /// The part of a flow that each of its packets reads. Half a cache line for IPv4, one and a half for IPv6, and never
 /// more lines than its size requires.
@@ -322,6 +325,10 @@ pub(super) struct Storage<A: Address> {
     shifts: Box<[Shift]>,
     /// Only where flow records are wanted.
     recorder: Option<Box<Recorder>>,
+    /// Only while somebody watches.
+    watch: Option<Arc<FlowWatch>>,
+    /// Whether starts and ends are of interest: there is a recorder or a watch.
+    tells: bool,
     /// Only where flows are replicated.
     pub(super) replicator: Option<Box<Replicator<A>>>,
 }
@@ -336,6 +343,8 @@ impl<A: Address> Storage<A> {
             cold: <[ColdFlow]>::new_box_zeroed_with_elems(apart)?,
             shifts: <[Shift]>::new_box_zeroed_with_elems(flows)?,
             recorder: None,
+            watch: None,
+            tells: false,
             replicator: None,
         })
     }
@@ -348,7 +357,14 @@ impl<A: Address> Storage<A> {
     /// Records starts and ends of flows from now on; [`AllocError`] when there is no memory for it.
     pub(super) fn record(&mut self, records: Arc<FlowRecords>) -> Result<(), AllocError> {
         self.recorder = Some(Box::new(Recorder::new(self.hot.len(), records)?));
+        self.tells = true;
         Ok(())
+    }
+
+    /// Tells this watch of starts and ends of flows, or none.
+    pub(super) fn watch(&mut self, watch: Option<Arc<FlowWatch>>) {
+        self.tells = self.recorder.is_some() || watch.is_some();
+        self.watch = watch;
     }
 
     /// Sets the time of records, monotonic ns.
@@ -370,6 +386,9 @@ impl<A: Address> Storage<A> {
     #[cold]
     fn record_start(&mut self, index: u32, now: Tick) {
         let flow = FlowView::of(&self.get(index, now, now), now);
+        if let Some(watch) = &self.watch {
+            watch.started(flow);
+        }
         if let Some(recorder) = &mut self.recorder {
             recorder.begin(index, flow);
         }
@@ -394,8 +413,11 @@ impl<A: Address> Storage<A> {
     /// Records the end of a flow that is still there.
     #[inline(always)]
     pub(super) fn record_end(&mut self, index: u32, why: FlowEnd, now: Tick) {
-        if self.recorder.is_some() {
+        if self.tells {
             let flow = FlowView::of(&self.get(index, now, now), now);
+            if let Some(watch) = &self.watch {
+                watch.ended(why, flow);
+            }
             if let Some(recorder) = &mut self.recorder {
                 recorder.end(index, why, flow);
             }
@@ -550,7 +572,7 @@ impl<A: Address> Storage<A> {
         let keys = [Direction::ToBackend, Direction::ToClient].map(|direction| A::Key::of(&flow.tuple(direction)));
         self.hot[index as usize].begin(keys.each_ref(), flow.backend.packed_with(flow.frontend), 0);
         self.set(index, flow);
-        if begins && self.recorder.is_some() {
+        if begins && self.tells {
             self.record_start(index, flow.last_seen);
         } else if let Some(recorder) = &mut self.recorder {
             recorder.begin_elsewhere(index);
@@ -568,9 +590,14 @@ impl<A: Address> Storage<A> {
         if !(hot.set_route(route) && hot.set_cold(cold)) {
             (self.routes[index], self.cold[index]) = (route, cold);
         }
-        if self.recorder.is_some() {
+        if self.tells {
             self.record_start(number, now);
         }
+    }
+
+    /// Takes the backend from the flow at a position, see [`BackendId::gone`].
+    pub(super) fn abandon(&mut self, index: u32, flow: &Flow<A>) {
+        self.hot[index as usize].backend = flow.backend.gone().packed_with(flow.frontend);
     }
 
     /// Stores what may change of the flow at a position.

@@ -23,6 +23,8 @@ pub(super) struct Engine<P: Port, O> {
     pub(super) fast: FastPath,
     /// The capture that runs, if any.
     pub(super) capture: Option<Box<WorkerCapture>>,
+    /// Whether there is a capture or a watch.
+    pub(super) is_looked_at: bool,
 }
 
 impl<P: Port, O> Engine<P, O> {

@@ -23,7 +23,9 @@ mod worker;
 pub use decide::explain::{
     ExplainError, ExplainedFrontend, ExplainedPacket, Explainer, Explanation, FlowEffect, Leaves, Outcome, PacketKind, TunnelEnds,
 };
-pub use decide::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
+pub use decide::{
+    About, ENDS_PER_INQUIRY, EndedFlow, FLOWS_PER_INQUIRY, FamilyInquiry, FlowEnds, INQUIRIES_MAX, Inquired, Inquiry, Mailbox,
+};
 pub use flow_transfer::{FlowFate, RestoreReport, SavedAt, SavedFlows, SavedFlowsError};
 pub use observer::{
     CAPTURE_BATCHES, COPIES_PER_SECOND, CaptureBatch, CaptureCounts, CaptureQueue, CapturedFlow, CapturedPacket, FlowUse,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::decide::WorkerFlows;
 use super::flow_transfer::{Owned, ReceivingFlows};
-use super::observer::{Observe, PacketOutcome};
+use super::observer::{Observe, PacketOutcome, Watching};
 use crate::neighbours::Permission;
 use crate::port::{Arrival, Port, PortIndex, TwinRate};
 use crate::snapshot::Snapshot;
@@ -26,6 +26,8 @@ pub(super) struct Output<P: Port, O> {
     pub(super) tally: Tally,
     pub(super) counters: Arc<WorkerCounters>,
     pub(super) observer: O,
+    /// The watch, while somebody watches.
+    pub(super) watching: Option<Watching>,
 }
 
 impl<P: Port, O> Output<P, O> {
@@ -85,6 +87,9 @@ impl<P: Port, O: Observe<P::Buffer>> Output<P, O> {
     /// Counts a dropped packet, whose buffer has another use.
     pub(super) fn count_drop(&mut self, buffer: &P::Buffer, reason: DropReason) {
         self.observer.observe(buffer, PacketOutcome::Drop(reason), || None);
+        if let Some(watching) = &self.watching {
+            watching.dropped(reason, buffer);
+        }
         self.tally.drop(reason);
     }
 

@@ -13,7 +13,9 @@
 //!
 //! Not here: the processing of a packet (`burst`, `decide`, `engine`).
 
+mod ended_flows;
 mod observed;
+mod watching;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -31,7 +33,7 @@ use crate::flow::{
     BackendId, Direction, Fate, Flow, FlowEnd, FlowLimits, FlowMode, FlowRecords, FlowReplication, FlowState, FlowTable, HotFlow,
     IdleLimits, PoolId, PortShare, SnatPorts, SweepRules, Tick, Ticks, refresh_interval,
 };
-use crate::forward::decide::{FlowTables, KnownFlows, Mailbox, WorkerFlows};
+use crate::forward::decide::{FlowTables, Inquired, Inquiry, KnownFlows, Mailbox, WorkerFlows, why_without};
 use crate::fragment::{Datagrams, Identifications};
 use crate::icmp::AnswerLimiter;
 use crate::neighbours::{Announcements, NeighbourRequest, QueuedPacket, VipOwnership, WorkerNeighbours};
@@ -40,7 +42,9 @@ use crate::snapshot::{RouteTo, Snapshot, Subscriber};
 use crate::stats::{CounterSlot, DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Buffer, Tags, TupleKey, protocol, split_mix};
 use crate::workers::{Egress, EgressPort, HandoverTask, PACKETS_PER_TURN, Peers};
+use ended_flows::end_all;
 use observed::{ObservedFrom, drop_waiting, observe_packet, observes, process, process_waited};
+use watching::swap_watch;
 
 /// A worker's queues of a port, with the rings of the port's twin if it has one.
 pub type PortWithTwin<P, B> = (P, Option<Arc<TwinQueues<B>>>);
@@ -121,6 +125,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
                 tally: Tally::default(),
                 counters: parts.counters,
                 observer: parts.observer,
+                watching: None,
             },
             flows: WorkerFlows {
                 tables: FlowTables {
@@ -137,6 +142,7 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
             limiter: AnswerLimiter::new(parts.seed),
             fast,
             capture: None,
+            is_looked_at: false,
         };
         Ok(Self {
             engine,
@@ -262,6 +268,9 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         }
         let snapshot = self.subscriber.snapshot();
         let engine = &mut self.engine;
+        if let Some(watching) = &mut engine.output.watching {
+            watching.begin_poll(now_ns);
+        }
         if changed {
             if !Arc::ptr_eq(&self.limits, snapshot.limits()) {
                 self.limits = Arc::clone(snapshot.limits());
@@ -316,14 +325,25 @@ impl<P: Port, O: Observe<P::Buffer>> Worker<P, O> {
         }
         engine.publish_counters();
         if let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.is_asked()) {
-            let Engine { flows: WorkerFlows { tables, ports, max_flows, .. }, capture, .. } = &mut *engine;
-            mailbox.answer_one(&KnownFlows { tables, ports, snapshot, max_flows: *max_flows }, capture, now_ns);
+            mailbox.answer_one(|inquiry| answer(engine, snapshot, inquiry, now_ns));
         }
         if let Some(capture) = &mut engine.capture {
             capture.end_poll(handled, now_ns);
         }
         handled + replicated
     }
+}
+
+/// Carries out an inquiry that changes something, and answers it.
+fn answer<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, snapshot: &Snapshot, inquiry: &mut Inquiry, now_ns: u64) {
+    match &mut inquiry.inquired {
+        Inquired::End(ends) => end_all(engine, snapshot, ends, now_ns),
+        Inquired::Watch(watch) => *watch = swap_watch(engine, watch.take()),
+        Inquired::V4(_) | Inquired::V6(_) | Inquired::Capture(_) => {}
+    }
+    let Engine { flows: WorkerFlows { tables, ports, max_flows, .. }, capture, .. } = &mut *engine;
+    inquiry.answer(&KnownFlows { tables, ports, snapshot, max_flows: *max_flows }, capture, now_ns);
+    engine.is_looked_at = engine.capture.is_some() || engine.output.watching.is_some();
 }
 
 /// Processes the packets that the kernel sends by the port.
@@ -503,7 +523,7 @@ impl<A: Address> SweepRules<A> for IdleRules<'_> {
     }
 
     fn why(&self, backend: BackendId) -> FlowEnd {
-        self.snapshot.backend(backend).map_or(FlowEnd::Drained, |_| FlowEnd::Idle)
+        self.snapshot.backend(backend).map_or_else(|| why_without(self.snapshot, backend), |_| FlowEnd::Idle)
     }
 
     fn ended(&mut self, mode: FlowMode, state: FlowState, counted: CounterSlot, port: Option<(PoolId, u16)>) {

@@ -123,6 +123,8 @@ pub struct WorkerCounters {
     pub snat_port_reused_early: Counter,
     /// Unconfirmed flows and single exchanges that yielded to new ones.
     pub reclaimed: Counter,
+    /// Flows that operators ended.
+    pub ended_on_request: Counter,
     /// Address parameters of SCTP's INIT and INIT ACK that became padding.
     pub sctp_hidden_addresses: Counter,
     /// PROXY headers sent to backends: the first one of each connection, and that of each datagram.

@@ -21,6 +21,7 @@ pub(crate) struct Tally {
     pub(crate) new_flows: u64,
     pub(crate) reused_early: u64,
     pub(crate) reclaimed: u64,
+    pub(crate) ended_on_request: u64,
     dropped: bool,
     drops: ByReason<u64>,
 }
@@ -55,6 +56,7 @@ impl Tally {
             (&counters.new_flows, self.new_flows),
             (&counters.snat_port_reused_early, self.reused_early),
             (&counters.reclaimed, self.reclaimed),
+            (&counters.ended_on_request, self.ended_on_request),
         ];
         for (counter, n) in sums {
             if n != 0 {

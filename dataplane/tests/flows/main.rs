@@ -3,6 +3,7 @@
 
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+mod ended;
 mod floods;
 mod flow_model;
 mod flow_records;

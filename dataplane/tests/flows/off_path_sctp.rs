@@ -72,7 +72,7 @@ impl Association {
         match &answer.inquired {
             Inquired::V4(answered) => only_flow(&answered.flows, now),
             Inquired::V6(answered) => only_flow(&answered.flows, now),
-            Inquired::Capture(_) => panic!("not what was asked"),
+            Inquired::Capture(_) | Inquired::End(_) | Inquired::Watch(_) => panic!("not what was asked"),
         }
     }
 

@@ -445,7 +445,7 @@ fn flows(rig: &mut Rig, is_v4: bool) -> Vec<FlowView> {
     match &answer.inquired {
         Inquired::V4(answered) => answered.flows.iter().map(|flow| FlowView::of(flow, now)).collect(),
         Inquired::V6(answered) => answered.flows.iter().map(|flow| FlowView::of(flow, now)).collect(),
-        Inquired::Capture(_) => panic!("an answer to another question"),
+        Inquired::Capture(_) | Inquired::End(_) | Inquired::Watch(_) => panic!("an answer to another question"),
     }
 }
 

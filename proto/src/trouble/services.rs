@@ -52,8 +52,13 @@ fn look_at_service(service: &v1::ServiceStatus, object: &str, failing: &[&v1::Ba
 /// `: tcp 10.0.0.1:80: connection refused; …; +3`.
 fn causes(failing: &[&v1::BackendStatus]) -> String {
     let named = failing.iter().filter(|backend| !backend.reason.is_empty()).take(NAMED_MAX);
-    let mut texts: Vec<_> =
-        named.map(|backend| format!("{} {}: {}", backend.protocol, backend.address, backend.reason)).collect();
+    let text = |backend: &v1::BackendStatus| {
+        let target = format!("{} {}", backend.protocol, backend.address);
+        // A probe of the backend's own port names it.
+        let says_so = backend.reason.strip_prefix(&target).is_some_and(|rest| rest.starts_with([' ', ':']));
+        if says_so { backend.reason.clone() } else { format!("{target}: {}", backend.reason) }
+    };
+    let mut texts: Vec<_> = named.map(|backend| text(backend)).collect();
     let others = failing.len() - texts.len();
     if others > 0 && !texts.is_empty() {
         texts.push(format!("+{others}"));

@@ -272,6 +272,11 @@ fn troubles_of_services() {
     let expected = "critical no-healthy-backend Service default/web: all 3 backends are unhealthy: tcp 10.0.0.1:80: refused; \
         tcp 10.0.0.2:80: refused; +1";
     assert_eq!(named, [expected]);
+    let once = after(|all| {
+        all.unhealthy =
+            vec![backend("10.0.0.1:80", "tcp 10.0.0.1:80 refused"), backend("10.0.0.2:80", "tcp 10.0.0.2:8080 refused")]
+    });
+    assert!(once[0].ends_with(": tcp 10.0.0.1:80 refused; tcp 10.0.0.2:80: tcp 10.0.0.2:8080 refused"), "{once:?}");
 }
 
 #[test]

@@ -7,25 +7,30 @@
 //! Not here: HTTP (`control::healthz`), and the rows (`admin::tables`).
 
 mod document;
+mod lines;
 mod query;
 mod reading;
 
 use std::net::IpAddr;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use control::healthz::MISDIRECTED;
+use dataplane::DropReason;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use sha2::{Digest as _, Sha256};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::admin::Sources;
 
 use super::WorkerLoads;
+use document::Known;
+use lines::{POINT_EVERY, StatusLines};
 use query::StatusQuery;
 use reading::Reading;
 
@@ -71,13 +76,37 @@ pub struct StatusPage {
     /// The origin of the document's times.
     started: Instant,
     reading: Mutex<Reading>,
+    lines: Mutex<StatusLines>,
 }
 
 impl StatusPage {
     /// The page of a gateway. Browsers may ask for it by `names`, beside addresses and `localhost`.
     #[must_use]
     pub fn new(names: Vec<String>) -> Self {
-        Self { names, started: Instant::now(), reading: Mutex::default() }
+        Self { names, started: Instant::now(), reading: Mutex::default(), lines: Mutex::default() }
+    }
+
+    /// Takes a point of each line.
+    fn take_point(&self, sources: &Sources) {
+        let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let (services, now) = (sources.served.borrow().services.clone(), self.started.elapsed());
+        reading.refresh(now, &services, &sources.workers.counters);
+        let counters = &sources.workers.counters;
+        let drops = DropReason::ALL.iter().flat_map(|reason| counters.iter().map(|worker| worker.drops(*reason).get())).sum();
+        let figures = reading.totals.figures(drops, counters.iter().map(|worker| worker.flows.get()).sum());
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).take(now, figures, &reading);
+    }
+
+    /// Takes points for ever.
+    pub(super) async fn take_points(self: Arc<Self>, sources: Sources) {
+        let mut points = interval(POINT_EVERY);
+        points.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            points.tick().await;
+            let (page, sources) = (Arc::clone(&self), sources.clone());
+            // A pass over 10,000 Services takes some milliseconds. It cannot fail but by a panic, which the log has.
+            let _ = tokio::task::spawn_blocking(move || page.take_point(&sources)).await;
+        }
     }
 
     /// The answer to a GET request; `None` if the path is not of this page.
@@ -108,7 +137,9 @@ impl StatusPage {
         let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let services = sources.served.borrow().services.clone();
         reading.refresh(self.started.elapsed(), &services, &sources.workers.counters);
-        let document = document::make(query, self.started.elapsed(), &reading, &services, sources, workers);
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = Known { reading: &reading, lines: &lines, services: &services };
+        let document = document::make(query, self.started.elapsed(), &known, sources, workers);
         match serde_json::to_vec(&document) {
             Ok(json) => response(StatusCode::OK, "application/json", json),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("the document cannot be written: {error}")),

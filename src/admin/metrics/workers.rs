@@ -63,7 +63,7 @@ const OF_LOADS: [(MetricFamily, OfLoad); 5] = [
 ];
 
 /// What is counted by the engine.
-const OF_WORKERS: [(MetricFamily, OfCounters); 15] = [
+const OF_WORKERS: [(MetricFamily, OfCounters); 16] = [
     (MetricFamily::counter("sluice_worker_received", "packets", "Packets received from ports and twins."), |of| {
         of.received.get()
     }),
@@ -90,6 +90,9 @@ const OF_WORKERS: [(MetricFamily, OfCounters); 15] = [
     (MetricFamily::counter("sluice_worker_new", "flows", "Flows created."), |of| of.new_flows.get()),
     (MetricFamily::counter("sluice_worker_reclaimed", "flows", "Unconfirmed flows that yielded to new ones."), |of| {
         of.reclaimed.get()
+    }),
+    (MetricFamily::counter("sluice_worker_ended_on_request", "flows", "Flows that operators ended."), |of| {
+        of.ended_on_request.get()
     }),
     (MetricFamily::counter("sluice_snat_port_reused_early", "", "SNAT ports reused before they had rested."), |of| {
         of.snat_port_reused_early.get()

@@ -60,7 +60,8 @@ pub(super) async fn run(hub: Arc<Hub>, partner: SocketAddr) {
             (waits, logged) = (BACKOFF.build(), String::new());
         }
         let text = error.to_string();
-        if error.is_routine() {
+        // A partner that ended a session as a matter of routine answers the next dial; of one that does not, that one tells.
+        if error.is_routine() || has_followed && matches!(error, SessionError::Closed) {
             tracing::info!(%partner, reason = text, "a session with a partner has ended, and a new one follows");
         } else if text != logged {
             tracing::warn!(%partner, error = text, "the flows of a partner are not followed; it is dialled again");

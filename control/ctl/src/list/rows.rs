@@ -8,6 +8,8 @@ use serde_json::Value;
 use tonic::Status;
 use tonic::transport::Channel;
 
+use super::selection::RowSubject;
+
 /// Characters of a cell that lists frontends or Services: two frontends with IPv6 addresses and ports.
 const CELL_CHARS_MAX: usize = 100;
 
@@ -26,6 +28,12 @@ pub(crate) trait Row: Serialize + Clone + PartialEq {
 
     /// Identifies the object of the row: rows with equal keys describe the same object, at different times.
     fn key(&self) -> impl PartialEq;
+
+    /// What filters know of it.
+    fn subject(&self) -> RowSubject;
+
+    /// Whether every reason of the list has a row, also one that does not occur.
+    const HAS_ALL_REASONS: bool = false;
 
     /// Whether the table has this row. JSON and YAML have all.
     fn is_shown(&self) -> bool {
@@ -46,6 +54,11 @@ impl Row for v1::ServiceStatus {
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_services(v1::ListServicesRequest::default()).await?.into_inner();
         Ok((answer.services, answer.silent))
+    }
+
+    fn subject(&self) -> RowSubject {
+        let (service, gateway) = (format!("{}/{}", self.namespace, self.name), self.gateway.clone());
+        RowSubject { services: vec![service], gateways: vec![gateway], reason: self.reason.clone() }
     }
 
     fn key(&self) -> impl PartialEq {
@@ -90,6 +103,11 @@ impl Row for v1::FrontendStatus {
         Ok((frontends_of(answer.services), answer.silent))
     }
 
+    fn subject(&self) -> RowSubject {
+        let (service, gateway) = (self.service.clone(), self.gateway.clone());
+        RowSubject { services: vec![service], gateways: vec![gateway], ..Default::default() }
+    }
+
     fn key(&self) -> impl PartialEq {
         (&self.service, &self.frontend, &self.gateway)
     }
@@ -130,6 +148,11 @@ impl Row for v1::BackendStatus {
         Ok((answer.backends, answer.silent))
     }
 
+    fn subject(&self) -> RowSubject {
+        let (service, gateway) = (self.service.clone(), self.gateway.clone());
+        RowSubject { services: vec![service], gateways: vec![gateway], ..Default::default() }
+    }
+
     fn key(&self) -> impl PartialEq {
         (&self.service, &self.protocol, &self.address, &self.gateway)
     }
@@ -145,6 +168,11 @@ impl Row for v1::FlowStatus {
         Ok((client.list_flows(v1::ListFlowsRequest::default()).await?.into_inner().flows, Vec::new()))
     }
 
+    fn subject(&self) -> RowSubject {
+        let (service, gateway) = (self.service.clone(), self.gateway.clone());
+        RowSubject { services: vec![service], gateways: vec![gateway], ..Default::default() }
+    }
+
     fn key(&self) -> impl PartialEq {
         (&self.protocol, &self.client, &self.frontend, &self.backend, &self.gateway)
     }
@@ -157,6 +185,10 @@ impl Row for v1::PortStatus {
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_ports(v1::ListPortsRequest {}).await?.into_inner();
         Ok((answer.ports, answer.silent))
+    }
+
+    fn subject(&self) -> RowSubject {
+        RowSubject { gateways: vec![self.gateway.clone()], ..Default::default() }
     }
 
     fn key(&self) -> impl PartialEq {
@@ -182,10 +214,15 @@ impl Row for v1::PortStatus {
 
 impl Row for v1::DropCount {
     const TITLES: &'static [&'static str] = &["REASON", "WORKER", "PACKETS"];
+    const HAS_ALL_REASONS: bool = true;
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         let answer = client.list_drops(v1::ListDropsRequest {}).await?.into_inner();
         Ok((answer.drops, answer.silent))
+    }
+
+    fn subject(&self) -> RowSubject {
+        RowSubject { gateways: vec![self.gateway.clone()], reason: self.reason.clone(), ..Default::default() }
     }
 
     fn key(&self) -> impl PartialEq {
@@ -218,6 +255,10 @@ impl Row for v1::GatewayStatus {
         Ok((client.list_gateways(v1::ListGatewaysRequest {}).await?.into_inner().gateways, Vec::new()))
     }
 
+    fn subject(&self) -> RowSubject {
+        RowSubject { gateways: vec![self.name.clone()], ..Default::default() }
+    }
+
     fn key(&self) -> impl PartialEq {
         &self.name
     }
@@ -244,6 +285,10 @@ impl Row for v1::VipStatus {
         Ok((client.list_vips(v1::ListVipsRequest {}).await?.into_inner().vips, Vec::new()))
     }
 
+    fn subject(&self) -> RowSubject {
+        RowSubject { services: self.services.clone(), gateways: self.gateways.clone(), ..Default::default() }
+    }
+
     fn key(&self) -> impl PartialEq {
         &self.vip
     }
@@ -263,6 +308,10 @@ impl Row for v1::Override {
         Ok((answer.overrides, answer.silent))
     }
 
+    fn subject(&self) -> RowSubject {
+        RowSubject { services: vec![self.service.clone()], ..Default::default() }
+    }
+
     fn key(&self) -> impl PartialEq {
         (&self.kind, &self.name, &self.service)
     }
@@ -273,6 +322,11 @@ impl Row for v1::EventStatus {
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_events(v1::ListEventsRequest {}).await?.into_inner().events, Vec::new()))
+    }
+
+    fn subject(&self) -> RowSubject {
+        let service = self.object.strip_prefix("Service ").unwrap_or_default().to_owned();
+        RowSubject { services: vec![service], reason: self.reason.clone(), ..Default::default() }
     }
 
     /// An event does not change once it is recorded.
@@ -287,6 +341,10 @@ impl Row for v1::PoolStatus {
 
     async fn list(client: &mut AdminClient<Channel>) -> Result<Listed<Self>, Status> {
         Ok((client.list_pools(v1::ListPoolsRequest {}).await?.into_inner().pools, Vec::new()))
+    }
+
+    fn subject(&self) -> RowSubject {
+        RowSubject::default()
     }
 
     fn key(&self) -> impl PartialEq {

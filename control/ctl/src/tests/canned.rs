@@ -159,6 +159,7 @@ impl Admin for Canned {
             healthy: why_not.is_empty(),
             weight: 1,
             why_not: why_not.into(),
+            ..Default::default()
         };
         let frontend = v1::ExplainedFrontend {
             service: "default/web".into(),
@@ -217,6 +218,63 @@ impl Admin for Canned {
         let packets = v1::CaptureReply { packets: (1..=3).map(packet).collect(), progress, ..Default::default() };
         let end = Err(Status::unavailable("the gateway ends"));
         Ok(Response::new(tokio_stream::iter(vec![Ok(first), Ok(packets), end])))
+    }
+
+    type WatchFlowsStream = tokio_stream::Iter<std::vec::IntoIter<Result<v1::WatchFlowsReply, Status>>>;
+
+    /// Two drops, one event that is lost, and then the end of the gateway.
+    async fn watch_flows(&self, request: Request<v1::WatchFlowsRequest>) -> Result<Response<Self::WatchFlowsStream>, Status> {
+        let v1::WatchFlowsRequest { service, verdicts, .. } = request.into_inner();
+        let event = |source: &str| v1::WatchEvent {
+            verdict: verdicts.concat(),
+            reason: "no_flow".into(),
+            protocol: "tcp".into(),
+            source: source.into(),
+            destination: "192.0.2.100:80".into(),
+            service: service.clone(),
+            ..Default::default()
+        };
+        let events = vec![event("198.51.100.7:1"), event("198.51.100.7:2")];
+        let end = Err(Status::unavailable("the gateway ends"));
+        let replies = vec![Ok(v1::WatchFlowsReply::default()), Ok(v1::WatchFlowsReply { events, lost: 1 }), end];
+        Ok(Response::new(tokio_stream::iter(replies)))
+    }
+
+    async fn list_heaviest(
+        &self,
+        request: Request<v1::ListHeaviestRequest>,
+    ) -> Result<Response<v1::ListHeaviestResponse>, Status> {
+        let row = |client: &str| v1::HeavyTraffic {
+            client: client.into(),
+            service: request.get_ref().service.clone(),
+            packets_per_second: u64::from(request.get_ref().limit),
+            bits_per_second: 12_000,
+            ..Default::default()
+        };
+        let flow = v1::HeavyTraffic {
+            protocol: "tcp".into(),
+            frontend: "192.0.2.100:80".into(),
+            backend: "10.0.0.11:8080".into(),
+            ..row("198.51.100.7:5555")
+        };
+        let (flows, clients) = (vec![flow], vec![row("198.51.100.7")]);
+        Ok(Response::new(v1::ListHeaviestResponse { flows, clients, silent: Vec::new() }))
+    }
+
+    /// Two pages of two flows, of which one has ended already.
+    async fn end_flows(&self, request: Request<v1::EndFlowsRequest>) -> Result<Response<v1::EndFlowsResponse>, Status> {
+        let v1::EndFlowsRequest { flows, count_only, .. } = request.into_inner();
+        let flows = flows.unwrap_or_default();
+        if flows == v1::ListFlowsRequest::default() {
+            return Err(Status::invalid_argument("flows: found no filter"));
+        }
+        if flows.service == "default/wbe" {
+            return Ok(Response::new(v1::EndFlowsResponse::default()));
+        }
+        let is_first = flows.page_token.is_empty();
+        let ended = if count_only { 0 } else { 1 + u64::from(is_first) };
+        let next_page_token = if is_first { "0.4.64".into() } else { String::new() };
+        Ok(Response::new(v1::EndFlowsResponse { matched: 2, ended, next_page_token, silent: Vec::new() }))
     }
 
     async fn get_status(&self, _: Request<v1::GetStatusRequest>) -> Result<Response<v1::GetStatusResponse>, Status> {

@@ -22,11 +22,12 @@ pub(super) enum View {
     Drops,
     Ports,
     Gateways,
+    Heaviest,
 }
 
 impl View {
-    pub(super) const ALL: [Self; 7] =
-        [Self::Services, Self::Backends, Self::Flows, Self::Workers, Self::Drops, Self::Ports, Self::Gateways];
+    pub(super) const ALL: [Self; 8] =
+        [Self::Services, Self::Backends, Self::Flows, Self::Workers, Self::Drops, Self::Ports, Self::Gateways, Self::Heaviest];
 
     pub(super) const fn title(self) -> &'static str {
         match self {
@@ -37,6 +38,7 @@ impl View {
             Self::Drops => "Drops",
             Self::Ports => "Ports",
             Self::Gateways => "Gateways",
+            Self::Heaviest => "Top",
         }
     }
 
@@ -45,6 +47,7 @@ impl View {
         match self {
             Self::Services | Self::Backends | Self::Gateways => "PKT/s",
             Self::Flows => "CLIENT",
+            Self::Heaviest => "BIT/s",
             Self::Workers => "WORKER",
             Self::Drops => "DROP/s",
             Self::Ports => "PORT",
@@ -61,6 +64,7 @@ impl View {
             Self::Drops => &figures.drops,
             Self::Ports => &figures.ports,
             Self::Gateways => &figures.gateways,
+            Self::Heaviest => &figures.heaviest,
         }
     }
 }
@@ -319,6 +323,40 @@ impl TableRow for v1::FlowStatus {
         let Self { protocol, client, frontend, backend, snat, state, mode, .. } = self;
         let snat = if snat.is_empty() { String::new() } else { format!(" from {snat}") };
         format!("{protocol} {client} -> {frontend} -> {backend}{snat}, {mode}, {state}")
+    }
+}
+
+/// In the column of frontends, of a client.
+const ALL_FLOWS: &str = "all flows";
+
+impl TableRow for v1::HeavyTraffic {
+    const COLUMNS: &'static [Column<Self>] = &[
+        words("CLIENT", 20, |row| (&row.client).into()),
+        words("GATEWAY", 12, |row| (&row.gateway).into()),
+        words("FRONTEND", 18, |row| if row.frontend.is_empty() { Value::Text(ALL_FLOWS.into()) } else { (&row.frontend).into() }),
+        words("BACKEND", 18, |row| (&row.backend).into()),
+        number("PKT/s", 6, |row| Value::Rate(Some(row.packets_per_second as f64))),
+        number("BIT/s", 6, |row| Value::Rate(Some(row.bits_per_second as f64))),
+        words("PROT", 4, |row| (&row.protocol).into()),
+        words("SERVICE", 16, |row| (&row.service).into()),
+    ];
+
+    fn key(&self) -> String {
+        format!("{} {} {} {}", self.gateway, self.protocol, self.client, self.frontend)
+    }
+
+    fn is_in(&self, scope: &Scope) -> bool {
+        scope.has(&self.gateway, &self.service)
+    }
+
+    fn detail(&self) -> String {
+        let Self { protocol, client, frontend, backend, service, samples, .. } = self;
+        let estimate = format!("estimated from {samples} packets");
+        match (frontend.as_str(), service.as_str()) {
+            ("", "") => format!("all flows of {client}, to several Services; {estimate}"),
+            ("", service) => format!("all flows of {client}, to {service}; {estimate}"),
+            (frontend, service) => format!("{protocol} {client} -> {frontend} -> {backend} of {service}; {estimate}"),
+        }
     }
 }
 

@@ -132,7 +132,9 @@ fn views(model: &Model) -> Line<'static> {
     let mut spans = Vec::new();
     for (number, view) in (1..).zip(View::ALL) {
         let is_shown = view == model.view;
-        let text = if is_shown { format!("[{number} {}]", view.title()) } else { format!(" {number} {} ", view.title()) };
+        // With a blank before the first one they would have 81 columns.
+        let before = if number == 1 { "" } else { " " };
+        let text = if is_shown { format!("[{number} {}]", view.title()) } else { format!("{before}{number} {} ", view.title()) };
         let style = if is_shown { Style::new().add_modifier(Modifier::BOLD) } else { Style::new() };
         spans.push(Span::styled(text, style));
     }
@@ -250,6 +252,10 @@ fn emptiness(model: &Model) -> String {
         _ if !model.filter.is_empty() => "No row has this text. Esc shows all.".to_owned(),
         View::Flows if flows.is_none() => "Asking for flows ...".to_owned(),
         View::Flows => flows.and_then(|flows| flows.refusal.clone()).unwrap_or_else(|| "No flows.".to_owned()),
+        View::Heaviest => match &figures.heaviest_sample {
+            None => "Looking at packets ...".to_owned(),
+            Some(sample) => sample.refusal.clone().unwrap_or_else(|| "No packet of a flow in the last second.".to_owned()),
+        },
         View::Workers if figures.status.gateway.is_empty() => {
             "A controller has no workers. Ask a gateway: sluicectl --server unix:PATH top".to_owned()
         }

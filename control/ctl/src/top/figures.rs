@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use proto::v1;
 
 use super::rate::{History, Rate, Tracker, sum};
-use super::sample::{FlowSample, Sample};
+use super::sample::{FlowSample, HeaviestSample, Sample};
 
 /// How much attention a row needs; its words say the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,6 +124,8 @@ pub(super) struct Figures {
     pub(super) backends: Vec<BackendFigures>,
     pub(super) flows: Vec<v1::FlowStatus>,
     pub(super) flow_sample: Option<FlowSample>,
+    pub(super) heaviest: Vec<v1::HeavyTraffic>,
+    pub(super) heaviest_sample: Option<HeaviestSample>,
     pub(super) workers: Vec<WorkerFigures>,
     pub(super) drops: Vec<DropFigures>,
     pub(super) ports: Vec<PortFigures>,
@@ -151,6 +153,8 @@ impl Figures {
             services,
             backends,
             flows: sample.flows.as_ref().map(|flows| flows.rows.clone()).unwrap_or_default(),
+            heaviest: sample.heaviest.as_ref().map(|heaviest| heaviest.rows.clone()).unwrap_or_default(),
+            heaviest_sample: sample.heaviest.map(|heaviest| HeaviestSample { rows: Vec::new(), ..heaviest }),
             flow_sample: sample.flows.map(|flows| FlowSample { rows: Vec::new(), ..flows }),
             drops,
             gateways,

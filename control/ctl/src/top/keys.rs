@@ -16,7 +16,7 @@ pub(super) const FOOTER: [(&str, &str); 8] = [
 
 /// All keys.
 pub(super) const HELP: [(&str, &str); 15] = [
-    ("1 to 7, Tab", "view"),
+    ("1 to 8, Tab", "view"),
     ("Up Down, k j", "select a row"),
     ("PgUp PgDn Home End", "select a row further away"),
     ("Enter, Right", "open: a Service's backends, a backend's flows, a gateway"),

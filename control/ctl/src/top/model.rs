@@ -10,7 +10,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use super::columns::{Scope, Table, View};
 use super::figures::Figures;
 use super::rate::Tracker;
-use super::sample::{FlowQuery, Sample};
+use super::sample::{FlowQuery, Sample, Wanted};
 
 /// Lines beside the rows: state, figures and their history, views, scope, titles; two of details, keys.
 pub(super) const OTHER_LINES: u16 = 9;
@@ -135,7 +135,7 @@ impl Model {
                     // Flows of another view, which was left since.
                     sample.flows = sample.flows.filter(|flows| Some(&flows.query) == self.flows_needed().as_ref());
                     self.figures = Figures::new(sample, &mut self.tracker);
-                    self.shows_next = self.lacks_flows();
+                    self.shows_next = self.lacks_rows();
                     self.arrange();
                 }
             }
@@ -155,9 +155,19 @@ impl Model {
         (self.view == View::Flows).then_some(FlowQuery { service, backend })
     }
 
-    /// Whether the view shows flows that were not asked for yet.
-    pub(super) fn lacks_flows(&self) -> bool {
-        self.view == View::Flows && self.connection == Connection::Answered && self.figures.flow_sample.is_none()
+    /// What the view needs beside what every view does.
+    pub(super) fn wanted(&self) -> Wanted {
+        Wanted { flows: self.flows_needed(), heaviest: self.view == View::Heaviest }
+    }
+
+    /// Whether the view shows rows that were not asked for yet.
+    pub(super) fn lacks_rows(&self) -> bool {
+        let lacks = match self.view {
+            View::Flows => self.figures.flow_sample.is_none(),
+            View::Heaviest => self.figures.heaviest_sample.is_none(),
+            _ => false,
+        };
+        lacks && self.connection == Connection::Answered
     }
 
     /// The height of the screen, in lines.
@@ -181,7 +191,7 @@ impl Model {
         let is_visible = |column: &usize| match (table.column(*column).0, self.view) {
             ("GATEWAY", View::Gateways) => true,
             ("GATEWAY", _) => self.figures.of_several && self.scope.gateway.is_empty(),
-            ("SERVICE", View::Backends | View::Flows) => self.scope.service.is_empty(),
+            ("SERVICE", View::Backends | View::Flows | View::Heaviest) => self.scope.service.is_empty(),
             ("BACKEND", View::Flows) => self.scope.backend.is_empty(),
             _ => true,
         };
@@ -381,15 +391,18 @@ impl Model {
         self.enter(view)
     }
 
-    /// Flows are fetched at once; everything else is there.
+    /// Flows and the heaviest of them are fetched at once; everything else is there.
     fn enter(&mut self, view: View) -> Action {
         self.view = view;
         (self.selected, self.first) = (0, 0);
         if view == View::Flows {
             (self.figures.flows, self.figures.flow_sample) = (Vec::new(), None);
         }
+        if view == View::Heaviest {
+            (self.figures.heaviest, self.figures.heaviest_sample) = (Vec::new(), None);
+        }
         self.arrange();
-        if view == View::Flows { self.refresh() } else { Action::Nothing }
+        if matches!(view, View::Flows | View::Heaviest) { self.refresh() } else { Action::Nothing }
     }
 
     /// Finds the rows to show and their order, and the selected one among them.

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use proto::limits::HEAVIEST_MAX;
 use proto::v1;
 use proto::v1::admin_client::AdminClient;
 use tonic::transport::Channel;
@@ -21,6 +22,22 @@ const FLOW_PAGES_MAX: usize = 20;
 pub(super) struct FlowQuery {
     pub(super) service: String,
     pub(super) backend: String,
+}
+
+/// What a view needs beside what every view does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) flows: Option<FlowQuery>,
+    /// The heaviest flows and clients: while they are asked for, workers sample packets.
+    pub(super) heaviest: bool,
+}
+
+/// The heaviest flows and clients.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HeaviestSample {
+    pub(super) rows: Vec<v1::HeavyTraffic>,
+    /// Why there are none to see.
+    pub(super) refusal: Option<String>,
 }
 
 /// Flows, as far as they were fetched.
@@ -48,6 +65,8 @@ pub(super) struct Sample {
     pub(super) gateways_refusal: Option<String>,
     /// `None`: not asked for.
     pub(super) flows: Option<FlowSample>,
+    /// `None`: not asked for.
+    pub(super) heaviest: Option<HeaviestSample>,
     /// Gateways that did not answer the controller, each with the reason.
     pub(super) silent: Vec<v1::Silent>,
 }
@@ -59,22 +78,22 @@ pub(super) struct Sample {
 pub(super) async fn fetch(
     server: &Server,
     client: &mut Option<AdminClient<Channel>>,
-    flows: Option<FlowQuery>,
+    wanted: Wanted,
 ) -> Result<Sample, ClientError> {
     let has_answered = client.is_some();
     let admin = match client.take() {
         Some(admin) => admin,
         None => client::connect(server).await?,
     };
-    let asked = ask(admin.clone(), flows).await;
+    let asked = ask(admin.clone(), wanted).await;
     let sample = asked.map_err(|status| ClientError::from_status(server, &status, has_answered))?;
     *client = Some(admin);
     Ok(sample)
 }
 
-async fn ask(admin: AdminClient<Channel>, query: Option<FlowQuery>) -> Result<Sample, Status> {
+async fn ask(admin: AdminClient<Channel>, wanted: Wanted) -> Result<Sample, Status> {
     let [mut a, mut b, mut c, mut d, mut e, mut f] = std::array::from_fn(|_| admin.clone());
-    let (status, services, backends, drops, ports, gateways, flows) = tokio::join!(
+    let (status, services, backends, drops, ports, gateways, flows, heaviest) = tokio::join!(
         a.get_status(v1::GetStatusRequest {}),
         b.list_services(v1::ListServicesRequest { counters: true }),
         c.list_backends(v1::ListBackendsRequest { counters: true, ..Default::default() }),
@@ -82,11 +101,12 @@ async fn ask(admin: AdminClient<Channel>, query: Option<FlowQuery>) -> Result<Sa
         e.list_ports(v1::ListPortsRequest {}),
         f.list_gateways(v1::ListGatewaysRequest {}),
         async {
-            match query {
+            match wanted.flows {
                 Some(query) => list_flows(admin.clone(), query).await.map(Some),
                 None => Ok(None),
             }
         },
+        async { if wanted.heaviest { list_heaviest(admin.clone()).await.map(Some) } else { Ok(None) } },
     );
     let services = services?.into_inner();
     let (gateways, gateways_refusal) = match gateways {
@@ -103,6 +123,7 @@ async fn ask(admin: AdminClient<Channel>, query: Option<FlowQuery>) -> Result<Sa
         gateways,
         gateways_refusal,
         flows: flows?,
+        heaviest: heaviest?,
         silent: services.silent,
     })
 }
@@ -110,8 +131,22 @@ async fn ask(admin: AdminClient<Channel>, query: Option<FlowQuery>) -> Result<Sa
 /// The text of a refusal, of one program, of what the other one answers. Other errors are returned.
 fn refusal(status: Status) -> Result<String, Status> {
     match status.code() {
-        Code::FailedPrecondition | Code::Unavailable if !status.message().is_empty() => Ok(status.message().to_owned()),
+        Code::FailedPrecondition | Code::Unavailable | Code::Unimplemented if !status.message().is_empty() => {
+            Ok(status.message().to_owned())
+        }
         _ => Err(status),
+    }
+}
+
+/// Flows and then clients; of a client the fields of a flow are empty.
+async fn list_heaviest(mut admin: AdminClient<Channel>) -> Result<HeaviestSample, Status> {
+    let limit = u32::try_from(HEAVIEST_MAX).unwrap_or_default();
+    match admin.list_heaviest(v1::ListHeaviestRequest { limit, ..Default::default() }).await {
+        Ok(answer) => {
+            let v1::ListHeaviestResponse { flows, clients, .. } = answer.into_inner();
+            Ok(HeaviestSample { rows: flows.into_iter().chain(clients).collect(), refusal: None })
+        }
+        Err(status) => Ok(HeaviestSample { rows: Vec::new(), refusal: Some(refusal(status)?) }),
     }
 }
 

@@ -12,7 +12,7 @@ use ratatui::style::Color;
 
 use super::columns::View;
 use super::model::Connection;
-use super::sample::FlowSample;
+use super::sample::{FlowQuery, FlowSample, HeaviestSample};
 use super::*;
 
 /// 14:03:20, in seconds since 1970.
@@ -147,6 +147,31 @@ fn flows(model: &Model) -> FlowSample {
     FlowSample { query: model.flows_needed().unwrap(), rows, is_cut: true, refusal: None }
 }
 
+/// Two flows, and the clients of them.
+fn heaviest() -> HeaviestSample {
+    let client = |address: &str, mbit_per_s: u64| v1::HeavyTraffic {
+        client: address.into(),
+        service: "demo/api".into(),
+        packets_per_second: 100 * mbit_per_s,
+        bits_per_second: 1_000_000 * mbit_per_s,
+        samples: 40 * mbit_per_s,
+        ..Default::default()
+    };
+    let flow = |address: &str, mbit_per_s| v1::HeavyTraffic {
+        protocol: "tcp".into(),
+        frontend: "192.0.2.100:83".into(),
+        backend: "10.0.0.12:8080".into(),
+        ..client(address, mbit_per_s)
+    };
+    let rows = vec![
+        flow("198.51.100.7:40001", 30),
+        flow("198.51.100.7:40002", 12),
+        client("198.51.100.7", 42),
+        v1::HeavyTraffic { service: String::new(), ..client("198.51.100.8", 2) },
+    ];
+    HeaviestSample { rows, refusal: None }
+}
+
 /// A screen after 20 samples.
 fn model() -> Model {
     let mut model = Model::new(sample(1));
@@ -200,6 +225,11 @@ fn each_view_is_drawn_on_a_small_and_a_large_terminal() {
         if view == View::Flows {
             let flows = flows(&model);
             model.answered(Ok(Sample { flows: Some(flows), ..sample(21) }), NOON_S);
+        }
+        if view == View::Heaviest {
+            assert!(model.wanted().heaviest && model.lacks_rows() && text(&mut model, 80, 24).contains("Looking at packets"));
+            model.answered(Ok(Sample { heaviest: Some(heaviest()), ..sample(21) }), NOON_S);
+            assert!(!model.lacks_rows());
         }
         for (width, height) in [(80, 24), (120, 40)] {
             assert_screen(&mut model, width, height, &view.title().to_lowercase());
@@ -327,24 +357,24 @@ fn enter_opens_backends_then_flows_and_escape_goes_back() {
     assert_eq!(rows(&model).0, ["10.0.0.12:8080", "[fd00::14]:8080", "10.0.0.13:8080"]);
     assert_eq!(press(&mut model, &[KeyCode::Enter]), Action::Refresh, "flows are asked for at once");
     let query = FlowQuery { service: "demo/api".into(), backend: "10.0.0.12:8080".into() };
-    assert_eq!((model.flows_needed(), model.lacks_flows()), (Some(query), true));
+    assert_eq!((model.flows_needed(), model.lacks_rows()), (Some(query), true));
     // A sample that was on its way does not have them.
     model.answered(Ok(sample(21)), NOON_S);
-    assert!(model.lacks_flows() && text(&mut model, 80, 24).contains("Asking for flows"));
+    assert!(model.lacks_rows() && text(&mut model, 80, 24).contains("Asking for flows"));
     let found = flows(&model);
     model.answered(Ok(Sample { flows: Some(found.clone()), ..sample(22) }), NOON_S);
-    assert_eq!((model.lacks_flows(), rows(&model).0.len()), (false, 2));
+    assert_eq!((model.lacks_rows(), rows(&model).0.len()), (false, 2));
     press(&mut model, &[KeyCode::Esc]);
     assert_eq!((model.view, rows(&model).1), (View::Backends, "10.0.0.12:8080".to_owned()));
     press(&mut model, &[KeyCode::Esc]);
     assert_eq!((model.view, rows(&model).0.len()), (View::Services, 3));
     press(&mut model, &[KeyCode::Down, KeyCode::Char('f')]);
     model.answered(Ok(Sample { flows: Some(found), ..sample(23) }), NOON_S);
-    assert!(model.lacks_flows(), "those are of another Service");
+    assert!(model.lacks_rows(), "those are of another Service");
     let refused =
         FlowSample { query: model.flows_needed().unwrap(), refusal: Some("ask a gateway".into()), ..FlowSample::default() };
     model.answered(Ok(Sample { flows: Some(refused), ..sample(24) }), NOON_S);
-    assert!(!model.lacks_flows() && text(&mut model, 80, 24).contains("ask a gateway"));
+    assert!(!model.lacks_rows() && text(&mut model, 80, 24).contains("ask a gateway"));
 }
 
 #[test]
@@ -394,7 +424,7 @@ fn every_size_is_drawn_and_a_small_one_says_what_is_needed() {
         assert!(width < 20 || drawn.contains(&format!("{width}x{height}")), "{drawn}");
     }
     for (width, height) in [(60, 12), (79, 23), (300, 100)] {
-        for digit in '1'..='7' {
+        for digit in '1'..='8' {
             for key in [KeyCode::Null, KeyCode::F(6), KeyCode::F(1), KeyCode::F(4)] {
                 press(&mut model, &[KeyCode::Char(digit), key]);
                 text(&mut model, width, height);

@@ -110,6 +110,8 @@ pub enum FlowEnd {
     Reclaimed,
     /// The gateway ended. A flow that the next process takes over starts again there.
     Stopped,
+    /// An operator ended it.
+    Requested,
 }
 
 impl FlowEnd {
@@ -124,6 +126,7 @@ impl FlowEnd {
             Self::Replaced => "replaced",
             Self::Reclaimed => "reclaimed",
             Self::Stopped => "stopped",
+            Self::Requested => "requested",
         }
     }
 }

@@ -16,7 +16,8 @@ use crate::flow::shares::ClientPorts;
 use crate::flow::snat::PoolId;
 use crate::flow::state::{Direction, FlowState, Shift, YieldClass};
 use crate::flow::storage::{
-    AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, GroupHolder, HotFlow, HotFlows, Replicator, Storage,
+    AssociationNote, BegunFlow, FlowEnd, FlowRecords, FlowReplication, FlowWatch, GroupHolder, HotFlow, HotFlows, Replicator,
+    Storage,
 };
 use crate::flow::tick::{Tick, Ticks};
 use crate::flow::transitions::Segment;
@@ -173,6 +174,11 @@ impl<A: Address> FlowTable<A> {
     /// [`Full`] when there is no memory for it.
     pub fn record(&mut self, records: Arc<FlowRecords>) -> Result<(), Full> {
         self.storage.record(records).map_err(|_| Full)
+    }
+
+    /// Tells this watch of starts and ends of flows from now on, or none.
+    pub(crate) fn watch(&mut self, watch: Option<Arc<FlowWatch>>) {
+        self.storage.watch(watch);
     }
 
     /// Tells the agent about flows from now on. To be called before the first flow.
@@ -618,6 +624,13 @@ impl<A: Address> FlowTable<A> {
     /// Stores the shift of a flow that has one.
     pub(crate) fn set_shift(&mut self, FlowIndex(index): FlowIndex, shift: Shift) {
         self.storage.set_shift(index, shift);
+    }
+
+    /// Takes its backend from a flow, as if that had been removed now: its next packet ends it, or the sweep.
+    pub(crate) fn abandon(&mut self, index: FlowIndex) {
+        let flow = Flow { last_seen: self.now, ..self.get(index) };
+        self.storage.abandon(index.0, &flow);
+        self.set(index, &flow);
     }
 
     /// Keeps the note of a flow that is in no list.

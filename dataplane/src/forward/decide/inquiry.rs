@@ -1,21 +1,24 @@
 //! Inquiries of the agent about a worker's flows and SNAT ports, and the mailbox that carries them
-//! (docs/internals/decisions/0047). The mailbox carries captures to the worker, too.
+//! (docs/internals/decisions/0047). The mailbox carries captures and watches to the worker, and flows that
+//! operators end, too.
 //!
 //! The agent allocates an inquiry with room for its answer, and the worker fills it in between two polls and returns it.
 //!
 //! **Invariant:** a worker answers at most one inquiry per poll and visits at most [`FLOWS_PER_INQUIRY`] flows for it. It
-//! waits for nobody, allocates nothing, and changes no flow. A flow keeps its position for its whole life, so a listing
-//! by position has every flow that lives throughout exactly once.
+//! waits for nobody, allocates nothing, and changes no flow but those that it is asked to end, at most
+//! [`ENDS_PER_INQUIRY`]. A flow keeps its position for its whole life, so a listing by position has every flow that lives
+//! throughout exactly once.
 //!
-//! Not here: what the agent makes of an answer (`explain`, and `sluicectl flows`).
+//! Not here: what the agent makes of an answer (`explain`, and `sluicectl flows`), and how a flow ends (`worker`).
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use crossbeam_queue::ArrayQueue;
 
 use super::input::FlowTables;
-use crate::flow::{Flow, FlowTable, LeaseOffer, PoolId, SnatPorts, SnatTarget, Tick, YieldClass};
+use crate::flow::{BackendId, Flow, FlowTable, FlowWatch, LeaseOffer, PoolId, SnatPorts, SnatTarget, Tick, YieldClass};
 use crate::forward::observer::WorkerCapture;
 use crate::port::{Doorbell, Link};
 use crate::snapshot::Snapshot;
@@ -23,6 +26,8 @@ use crate::wire::{Address, Tuple};
 
 /// Maximum number of flows that an answer visits: 64 entries of at most 108 bytes, which are read in order.
 pub const FLOWS_PER_INQUIRY: usize = 64;
+/// Flows that the worker ends for one inquiry: two frames for each are half a burst.
+pub const ENDS_PER_INQUIRY: usize = 32;
 /// Inquiries that may wait for a worker at once.
 pub const INQUIRIES_MAX: usize = 16;
 
@@ -70,6 +75,29 @@ impl<A: Address> FamilyInquiry<A> {
     }
 }
 
+/// A flow that an operator ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndedFlow {
+    /// Transport protocol number.
+    pub protocol: u8,
+    /// The client.
+    pub client: SocketAddr,
+    /// The frontend.
+    pub frontend: SocketAddr,
+    /// The backend: a flow that has begun anew meanwhile, to another one, goes on.
+    pub backend: BackendId,
+}
+
+/// The flows to end, and how many of them the worker has ended.
+#[derive(Debug, Default)]
+pub struct FlowEnds {
+    /// The flows.
+    pub flows: ArrayVec<EndedFlow, ENDS_PER_INQUIRY>,
+    /// Answer: how many the worker has ended, or ends with their next packet. Flows that another gateway owns, and those
+    /// that have ended meanwhile, do not count.
+    pub ended: u32,
+}
+
 /// What is asked for, flows by family.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // one allocation for an inquiry, by the agent
@@ -80,6 +108,10 @@ pub enum Inquired {
     V6(FamilyInquiry<u128>),
     /// The capture that the worker shall run, or none; the answer is the one that it ran before.
     Capture(Option<Box<WorkerCapture>>),
+    /// Flows that the worker shall end.
+    End(FlowEnds),
+    /// The watch that the worker shall write to, or none; the answer is the one before.
+    Watch(Option<Arc<FlowWatch>>),
 }
 
 /// An inquiry with its answer.
@@ -104,7 +136,7 @@ impl Inquiry {
         Self { id, inquired, now_ns: 0, room: 0, yields: false }
     }
 
-    /// Fills in the answer.
+    /// Fills in the answer. Flows have been ended before.
     pub(in crate::forward) fn answer(&mut self, known: &KnownFlows<'_>, capture: &mut Option<Box<WorkerCapture>>, now_ns: u64) {
         let KnownFlows { tables: FlowTables { v4, v6 }, max_flows, .. } = *known;
         let yields = |class: &YieldClass| v4.oldest(*class).is_some() || v6.oldest(*class).is_some();
@@ -115,6 +147,7 @@ impl Inquiry {
             Inquired::V4(inquiry) => inquiry.answer(v4, known, Tick::at(now_ns)),
             Inquired::V6(inquiry) => inquiry.answer(v6, known, Tick::at(now_ns)),
             Inquired::Capture(next) => std::mem::swap(next, capture),
+            Inquired::End(_) | Inquired::Watch(_) => {}
         }
     }
 }
@@ -190,15 +223,15 @@ impl Mailbox {
         !self.asked.is_empty()
     }
 
-    /// Answers the oldest inquiry, if the agent has taken earlier answers.
+    /// Lets `answer` answer the oldest inquiry, if the agent has taken earlier answers.
     #[cold]
     #[inline(never)]
-    pub(in crate::forward) fn answer_one(&self, known: &KnownFlows<'_>, capture: &mut Option<Box<WorkerCapture>>, now_ns: u64) {
+    pub(in crate::forward) fn answer_one(&self, answer: impl FnOnce(&mut Inquiry)) {
         if self.answered.is_full() {
             return;
         }
         if let Some(mut inquiry) = self.asked.pop() {
-            inquiry.answer(known, capture, now_ns);
+            answer(&mut inquiry);
             // There is room: only this worker pushes.
             let _ = self.answered.push(inquiry);
         }

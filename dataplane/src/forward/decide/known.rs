@@ -9,7 +9,7 @@ use super::one_way::OneWayTarget;
 use super::verdict::{NatForward, NoExit, Verdict};
 use super::{one_way, rechoose, reclaim};
 use crate::flow::{
-    Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain,
+    BackendId, Direction, Flow, FlowEnd, FlowIndex, FlowState, FlowTable, IdleLimits, Segment, Tick, begins, is_opening, is_plain,
 };
 use crate::snapshot::{Backend, Exit, Snapshot};
 use crate::stats::DropReason;
@@ -103,10 +103,17 @@ fn keep<A: Address>(table: &mut FlowTable<A>, index: FlowIndex, flow: &Flow<A>, 
 /// Why a flow ends that a packet found over.
 fn why_over<A: Address>(flow: &Flow<A>, context: &DecisionContext<'_, '_, A>) -> FlowEnd {
     match context.snapshot.backend(flow.backend) {
-        None => FlowEnd::Drained,
+        None => why_without(context.snapshot, flow.backend),
         Some(backend) if context.limits.is_flow_over(flow, backend.idle_timeout, false, context.now) => FlowEnd::Idle,
         Some(_) => FlowEnd::Replaced,
     }
+}
+
+/// Why a flow ends whose backend no snapshot has.
+pub(in crate::forward) fn why_without(snapshot: &Snapshot, backend: BackendId) -> FlowEnd {
+    let now = snapshot.backends.in_slot(backend.slot);
+    let was_taken = now.is_some_and(|now| BackendId { slot: backend.slot, generation: now.generation }.gone() == backend);
+    if was_taken { FlowEnd::Requested } else { FlowEnd::Drained }
 }
 
 /// The exit of a packet of a flow; marks the flow as seen now. Whether the packet may leave unchanged is checked

@@ -27,13 +27,15 @@ mod verdict;
 pub(super) use exit::{arrives_from, exit_by, exit_to_client, fits, unresolved_client};
 pub(super) use input::{DecisionContext, FlowFamily, FlowTables, Packet, ResetBuffers, WorkerFlows};
 pub(super) use inquiry::KnownFlows;
-pub use inquiry::{About, FLOWS_PER_INQUIRY, FamilyInquiry, INQUIRIES_MAX, Inquired, Inquiry, Mailbox};
-pub(super) use known::{FlowMatch, Followed, follow};
+pub use inquiry::{
+    About, ENDS_PER_INQUIRY, EndedFlow, FLOWS_PER_INQUIRY, FamilyInquiry, FlowEnds, INQUIRIES_MAX, Inquired, Inquiry, Mailbox,
+};
+pub(super) use known::{FlowMatch, Followed, follow, why_without};
 pub(super) use local::refused_source;
 pub(super) use new_flow::{backend_address, first_snat_address};
 pub(super) use one_way::{OneWayTarget, deliver, follow_probe};
 pub(super) use rechoose::begins_anew;
-pub(super) use reclaim::may_lease;
+pub(super) use reclaim::{may_lease, reset_to_backend};
 pub(super) use verdict::{Answer, Changes, DirectForward, NatForward, NoExit, RESETS_MAX, Verdict};
 
 use local::{frontend_of, in_group_frame, no_frontend};

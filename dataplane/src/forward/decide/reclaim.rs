@@ -374,7 +374,7 @@ fn yield_flow<A: Address>(table: &mut FlowTable<A>, index: FlowIndex, snapshot: 
 }
 
 /// The RST that makes the backend forget a handshake: it expects the byte after the client's SYN.
-pub(super) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: &Snapshot) -> Option<Reset> {
+pub(in crate::forward) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64, snapshot: &Snapshot) -> Option<Reset> {
     let is_opening = matches!(flow.state, FlowState::TcpOpening | FlowState::TcpAnswered | FlowState::TcpRefused);
     if !is_opening || !flow.mode.is_two_way() {
         return None;

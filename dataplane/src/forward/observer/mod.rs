@@ -1,11 +1,12 @@
-//! Observers of packets: the observer of a worker, which sees the end of each packet, and a capture, which looks at a
-//! worker from outside while it runs.
+//! Observers of packets: the observer of a worker, which sees the end of each packet; a capture, which looks at a worker
+//! from outside while it runs; and a watch, which sees drops and a sample of packets.
 //!
 //! Not here: how a captured packet passes the engine (`worker::observed`), and capture filters (`port`).
 
 mod capture;
 mod observe;
 mod outcome;
+mod watching;
 
 pub(in crate::forward) use capture::ObservedPacket;
 pub use capture::{
@@ -14,3 +15,4 @@ pub use capture::{
 };
 pub use observe::{Metered, Observe};
 pub use outcome::{PacketFlow, PacketOutcome};
+pub(in crate::forward) use watching::Watching;

@@ -23,7 +23,7 @@ pub(super) use nat::whole;
 pub use nat::{Rewrite, later_fragment, renumber};
 pub use prefix::{HeaderSegment, cut_data, prefix, write_header_segment};
 pub use proxy_header::{PROXY_HEADER_MAX, ProxyHeader, proxy_header, shift_between};
-pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_reset};
+pub use reset::{Reset, reset, sctp_abort, tcp_reset, write_probe, write_reset};
 pub use sctp_addresses::hide_addresses;
 pub use shift::{
     Timestamps, remove_sack, remove_unshiftable, renumber as renumber_segment, segment_head, shrink_window, timestamps,

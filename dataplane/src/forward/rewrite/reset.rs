@@ -1,5 +1,5 @@
 //! Resets: TCP RST in answer to a segment that belongs to no connection, SCTP ABORT and SHUTDOWN COMPLETE in answer to
-//! a packet that belongs to no association (RFC 9260 section 8.4), and RSTs that no packet turns into.
+//! a packet that belongs to no association (RFC 9260 section 8.4), and RSTs and bare ACKs that no packet turns into.
 //!
 //! Not here: whether a packet gets a reset, and rate limits.
 
@@ -111,21 +111,34 @@ fn write_segment<A: Address>(frame: &mut [u8], source: A, destination: A, mut tc
 /// Writes a RST into an empty buffer. Returns false when there is no room for it.
 #[must_use]
 pub fn write_reset(buffer: &mut impl Buffer, reset: &Reset) -> bool {
+    let flags = if reset.acknowledgement.is_some() { tcp_flags::RST | tcp_flags::ACK } else { tcp_flags::RST };
+    write_flags(buffer, reset, flags)
+}
+
+/// Writes an ACK without data into an empty buffer, with the addresses and numbers of a RST. A receiver to which the
+/// sequence number means nothing answers by an ACK with its own numbers (RFC 9293 section 3.10.7.4). Returns false when
+/// there is no room for it.
+#[must_use]
+pub fn write_probe(buffer: &mut impl Buffer, probe: &Reset) -> bool {
+    write_flags(buffer, probe, tcp_flags::ACK)
+}
+
+fn write_flags(buffer: &mut impl Buffer, reset: &Reset, flags: u8) -> bool {
     match (reset.source.ip(), reset.destination.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => write_new(buffer, u32::from(from), u32::from(to), reset),
-        (IpAddr::V6(from), IpAddr::V6(to)) => write_new(buffer, u128::from(from), u128::from(to), reset),
+        (IpAddr::V4(from), IpAddr::V4(to)) => write_new(buffer, u32::from(from), u32::from(to), reset, flags),
+        (IpAddr::V6(from), IpAddr::V6(to)) => write_new(buffer, u128::from(from), u128::from(to), reset, flags),
         _ => false,
     }
 }
 
-fn write_new<A: Address>(buffer: &mut impl Buffer, source: A, destination: A, reset: &Reset) -> bool {
+fn write_new<A: Address>(buffer: &mut impl Buffer, source: A, destination: A, reset: &Reset, flags: u8) -> bool {
     let tcp = Tcp {
         source_port: U16::new(reset.source.port()),
         destination_port: U16::new(reset.destination.port()),
         sequence: U32::new(reset.sequence),
         acknowledgement: U32::new(reset.acknowledgement.unwrap_or(0)),
         data_offset: 5 << 4,
-        flags: if reset.acknowledgement.is_some() { tcp_flags::RST | tcp_flags::ACK } else { tcp_flags::RST },
+        flags,
         window: U16::ZERO,
         checksum: U16::ZERO,
         urgent: U16::ZERO,

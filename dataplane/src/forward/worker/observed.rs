@@ -8,6 +8,7 @@
 
 use std::net::SocketAddr;
 
+use super::watching::sample;
 use crate::forward::burst::{process_left, process_unobserved};
 use crate::forward::decide::FlowFamily;
 use crate::forward::engine::Engine;
@@ -39,21 +40,22 @@ impl From<Arrival> for ObservedFrom {
     }
 }
 
-/// Processes a burst. While a capture runs, its packets may be observed.
+/// Processes a burst. While a capture runs, or somebody watches, its packets may be observed.
 pub(super) fn process<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
     if let (Some(peers), Origin::Port) = (&mut engine.output.egress.peers, at.arrival.origin) {
         sample_queue(peers, at.arrival.link.port(), burst);
     }
-    if engine.capture.is_some() {
+    if engine.is_looked_at {
         return process_captured(engine, at, burst);
     }
     process_unobserved(engine, at, burst);
 }
 
-/// Processes a burst while a capture runs.
+/// Processes a burst while a capture runs or somebody watches.
 #[cold]
 #[inline(never)]
 fn process_captured<P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P, O>, at: Ingress<'_>, burst: &mut Burst<P::Buffer>) {
+    sample(engine, at.arrival, burst);
     let observed = observes(engine, burst.len(), burst.is_full(), at.arrival.now_ns);
     for buffer in burst.drain(..observed) {
         observe_packet(engine, at.arrival.into(), buffer, |engine, buffer| process_alone(engine, at, buffer));

@@ -5,7 +5,7 @@
 //! Not here: which parameters there are (`query`), and sums over all Services (`reading`).
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use proto::trouble::Trouble;
 use proto::{FleetStatus, Protocol, v1};
 use serde::Serialize;
 
+use super::lines::{FigureLines, StatusLines};
 use super::query::{ServiceOrder, StatusQuery};
 use super::reading::{Rank, Reading, Totals, TrafficCounts, milliseconds};
 use super::{Sources, WorkerLoads};
@@ -27,7 +28,12 @@ const MEMBERS_MAX: usize = 4;
 /// Backends of the Service that is asked for.
 const OPEN_MEMBERS_MAX: usize = 256;
 const FRONTENDS_MAX: usize = 8;
+/// Events, where no Service is asked for. Of a Service all are shown that are kept, of 1,000 in all.
 const EVENTS_MAX: usize = 50;
+/// Services of the picture.
+const PICTURED: usize = 6;
+/// Heaviest flows, and clients.
+const HEAVIEST_SHOWN: usize = 5;
 
 /// What the page shows.
 #[derive(Debug, Serialize)]
@@ -55,6 +61,13 @@ pub(super) struct StatusDocument {
     /// Number of Services that match the search.
     matched: usize,
     services: Vec<ServiceRow>,
+    /// The first of them by trouble, then by rate.
+    picture: Vec<ServiceRow>,
+    /// The last 3 minutes of the figures.
+    lines: FigureLines,
+    /// Flows and clients with most traffic in the last second.
+    heaviest_flows: Vec<v1::HeavyTraffic>,
+    heaviest_clients: Vec<v1::HeavyTraffic>,
     /// The Service that was asked for.
     service: Option<ServiceRow>,
     events: Vec<EventRow>,
@@ -140,6 +153,8 @@ struct ServiceRow {
     message: String,
     #[serde(flatten)]
     traffic: TrafficCounts,
+    /// Packets a second in the last 3 minutes, the newest last; of Services in the list.
+    line: VecDeque<Option<f32>>,
     /// Some backends, those with trouble first, then those with most flows.
     members: Vec<MemberRow>,
     members_total: usize,
@@ -170,21 +185,33 @@ struct EventRow {
     message: String,
 }
 
-/// Makes the document at `now`, with the sums and the order of `reading`.
+/// What is known of Services: sums and order, the last minutes, and the Services themselves.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'a> {
+    pub(super) reading: &'a Reading,
+    pub(super) lines: &'a StatusLines,
+    pub(super) services: &'a Views,
+}
+
+/// Makes the document at `now`.
 pub(super) fn make(
     query: &StatusQuery,
     now: Duration,
-    reading: &Reading,
-    services: &Views,
+    known: &Known<'_>,
     sources: &Sources,
     workers: &WorkerLoads,
 ) -> StatusDocument {
+    let Known { reading, lines, services } = *known;
     let status = sources.status();
-    let found = find(query, reading, services);
+    let found = find(query, query.order, reading, services);
     let row = |view: &ServiceView, members| service_row(view, members, sources);
+    let listed = |view: &ServiceView| ServiceRow { line: lines.of_service(&view.name), ..row(view, MEMBERS_MAX) };
+    let by_trouble = find(query, ServiceOrder::Trouble, reading, services);
+    let heaviest = v1::ListHeaviestRequest { service: query.service.clone().unwrap_or_default(), ..Default::default() };
+    let heaviest = sources.watches.newest_heaviest(&heaviest, HEAVIEST_SHOWN);
     let asked = |name: &String| services.values().find(|view| view.name.to_string() == *name);
     let (events, events_missing) = match sources.controller.view().and_then(|view| view.list_events()) {
-        Ok(listed) => (event_rows(listed.events, &query.search), None),
+        Ok(listed) => (event_rows(listed.events, query), None),
         Err(status) => (Vec::new(), Some(status.message().to_owned())),
     };
     StatusDocument {
@@ -204,7 +231,11 @@ pub(super) fn make(
         drops: drops(sources),
         tasks: status.tasks.into_iter().map(TaskRow::from).collect(),
         matched: found.len(),
-        services: found.iter().take(query.limit).map(|view| row(view, MEMBERS_MAX)).collect(),
+        services: found.iter().take(query.limit).map(|view| listed(view)).collect(),
+        picture: by_trouble.iter().take(PICTURED).map(|view| row(view, MEMBERS_MAX)).collect(),
+        lines: lines.figures.clone(),
+        heaviest_flows: heaviest.flows,
+        heaviest_clients: heaviest.clients,
         service: query.service.as_ref().and_then(asked).map(|view| row(view, OPEN_MEMBERS_MAX)),
         events,
         events_missing,
@@ -212,12 +243,13 @@ pub(super) fn make(
 }
 
 /// The Services that match the search, in the order that is asked for.
-fn find<'a>(query: &StatusQuery, reading: &Reading, services: &'a Views) -> Vec<&'a Arc<ServiceView>> {
-    let mut found: Vec<_> = services.values().filter(|view| matches(view, &query.search)).collect();
+fn find<'a>(query: &StatusQuery, order: ServiceOrder, reading: &Reading, services: &'a Views) -> Vec<&'a Arc<ServiceView>> {
     let rank = |view: &ServiceView| reading.ranks.get(&view.name).copied().unwrap_or_default();
+    let is_wanted = |view: &ServiceView| matches(view, &query.search) && (!query.only_trouble || rank(view).has_trouble);
+    let mut found: Vec<_> = services.values().filter(|view| is_wanted(view)).collect();
     // Rates are not negative, so their bits are in the order of their values.
     let by_rate = |Rank { rate, packets, .. }: Rank| Reverse((rate.to_bits(), packets));
-    match query.order {
+    match order {
         ServiceOrder::Name => {} // as they are kept
         ServiceOrder::Rate => found.sort_by_cached_key(|view| by_rate(rank(view))),
         ServiceOrder::Trouble => found.sort_by_cached_key(|view| (!rank(view).has_trouble, by_rate(rank(view)))),
@@ -277,6 +309,7 @@ fn service_row(view: &ServiceView, members_max: usize, sources: &Sources) -> Ser
         reason: status.reason,
         message: status.message,
         traffic,
+        line: VecDeque::new(),
         members: all.into_iter().zip(since).map(member).collect(),
         members_total: rows.len(),
     }
@@ -307,10 +340,14 @@ fn drops(sources: &Sources) -> BTreeMap<String, u64> {
     drops
 }
 
-/// The newest events about what is searched for, newest first.
-fn event_rows(events: Vec<v1::EventStatus>, search: &str) -> Vec<EventRow> {
-    let matches = |event: &v1::EventStatus| {
-        [&event.object, &event.reason, &event.message].into_iter().any(|text| text.to_lowercase().contains(search))
+/// All events about the Service that is asked for, or the newest about what is searched for; the newest first.
+fn event_rows(events: Vec<v1::EventStatus>, query: &StatusQuery) -> Vec<EventRow> {
+    let object = query.service.as_ref().map(|service| format!("Service {service}"));
+    let matches = |event: &v1::EventStatus| match &object {
+        Some(object) => event.object == *object,
+        None => {
+            [&event.object, &event.reason, &event.message].into_iter().any(|text| text.to_lowercase().contains(&query.search))
+        }
     };
     let row = |event: v1::EventStatus| EventRow {
         time: event.time,
@@ -319,7 +356,8 @@ fn event_rows(events: Vec<v1::EventStatus>, search: &str) -> Vec<EventRow> {
         object: event.object,
         message: event.message,
     };
-    events.into_iter().rev().filter(matches).take(EVENTS_MAX).map(row).collect()
+    let most = if object.is_some() { usize::MAX } else { EVENTS_MAX };
+    events.into_iter().rev().filter(matches).take(most).map(row).collect()
 }
 
 impl From<&Trouble> for TroubleRow {

@@ -1,9 +1,9 @@
 // The page: asks for the document, and shows it. What is shown is in the fragment of the URL, so that Back works.
 
-const EVERY_MS = 2000, PATIENCE_MS = 5000, STEP = 50, DRAWN = 6;
+const EVERY_MS = 2000, PATIENCE_MS = 5000, STEP = 50;
 
 const rates = new Rates();
-const view = { search: "", sort: "rate", limit: STEP, service: null };
+const view = { search: "", sort: "rate", only: "", limit: STEP, service: null };
 const live = { document: null, heardAt: 0, trouble: "", paused: false, timer: 0, asking: null, asked: "", known: "" };
 
 const at = () => live.document.at_ms;
@@ -19,18 +19,25 @@ function readFragment() {
   const fragment = new URLSearchParams(location.hash.slice(1));
   view.search = fragment.get("search") || "";
   view.sort = ["rate", "trouble", "name"].includes(fragment.get("sort")) ? fragment.get("sort") : "rate";
+  view.only = fragment.get("only") === "trouble" ? "trouble" : "";
   view.service = fragment.get("service");
 }
 
 /** Changes what is shown; typing replaces the entry of the history instead of adding one. */
 function go(change, replaces = false) {
   Object.assign(view, change);
-  const fragment = new URLSearchParams();
-  if (view.search) fragment.set("search", view.search);
-  if (view.sort !== "rate") fragment.set("sort", view.sort);
-  if (view.service) fragment.set("service", view.service);
-  history[replaces ? "replaceState" : "pushState"](null, "", fragment.size ? `#${fragment}` : location.pathname);
+  history[replaces ? "replaceState" : "pushState"](null, "", fragmentOf(view));
   shownChanged();
+}
+
+/** The URL of a view. */
+function fragmentOf({ search, sort, only, service }) {
+  const fragment = new URLSearchParams();
+  if (search) fragment.set("search", search);
+  if (sort !== "rate") fragment.set("sort", sort);
+  if (only) fragment.set("only", only);
+  if (service) fragment.set("service", service);
+  return fragment.size ? `#${fragment}` : location.pathname;
 }
 
 let focusAfter = null;
@@ -45,6 +52,7 @@ function shownChanged() {
   byId("one").hidden = !view.service;
   byId("list").hidden = Boolean(view.service);
   byId("back").hidden = !view.service;
+  byId("all").hidden = !view.only;
   set(byId("path-title"), { text: view.service || "Traffic", class: view.service ? "name-of-one" : null });
   if (live.document) show();
   if (opened && view.service) byId("path-title").focus();
@@ -58,6 +66,7 @@ async function ask() {
   const patience = setTimeout(() => asking.abort("late"), PATIENCE_MS);
   const parameters = new URLSearchParams({ sort: view.sort, limit: view.limit });
   if (view.search) parameters.set("search", view.search);
+  if (view.only) parameters.set("only", view.only);
   if (view.service) parameters.set("service", view.service);
   try {
     const response = await fetch(`status.json?${parameters}`, { signal: asking.signal, cache: "no-store" });
@@ -88,20 +97,31 @@ function show() {
   drops.sort((a, b) => b.packets - a.packets);
   fillTable(byId("drops"), columns.drops, drops, (drop) => drop.reason);
   set(byId("drops-note"), { text: drops.length ? "" : "Nothing was dropped." });
+  fillTable(byId("heaviest-flows"), heavyFlowColumns, document_.heaviest_flows, (flow) => `${flow.protocol} ${flow.client} ${flow.frontend}`);
+  fillTable(byId("heaviest-clients"), heavyClientColumns, document_.heaviest_clients, (client) => client.client);
+  set(byId("heaviest-note"), { text: document_.heaviest_clients.length ? "" : "No packet of a flow in the last second." });
   fillTable(byId("ports"), columns.ports, document_.ports, (port) => port.name);
   byId("troubles-box").hidden = document_.troubles.length === 0;
   fillTable(byId("troubles"), troubleColumns, document_.troubles, (trouble) => `${trouble.kind} ${trouble.object}`);
   const failed = document_.tasks.filter((task) => task.restarts > 0);
   byId("tasks-box").hidden = failed.length === 0;
   fillTable(byId("tasks"), taskColumns, failed, (task) => task.name);
-  const events = document_.events.filter((event) => !view.service || event.object === `Service ${view.service}`);
+  const { events } = document_;
   fillEvents(byId("events"), events);
-  const none = document_.events_missing || (view.search || view.service ? "None of the newest events is about it." : "No events yet.");
+  const none = document_.events_missing || (view.service ? "No event about it is kept." : view.search ? "None of the newest events is about it." : "No events yet.");
   set(byId("events-note"), { text: events.length ? "" : none });
   if (view.service) showOne(document_.service);
   else showList(document_);
   showPicture(document_, totals);
+  letScrolledBeReached();
   set(byId("about"), { text: `sluice ${document_.version} · state ${whole(document_.generation)} · up ${duration(document_.at_ms / 1000)} · read-only, as sluicectl shows it` });
+}
+
+/** What can be scrolled can be reached by keyboard. */
+function letScrolledBeReached() {
+  for (const area of document.querySelectorAll(".scroll, #events, pre")) {
+    set(area, { tabindex: area.scrollWidth > area.clientWidth || area.scrollHeight > area.clientHeight ? "0" : null });
+  }
 }
 
 function showState(document_) {
@@ -110,10 +130,15 @@ function showState(document_) {
   const use = document_.state_expired ? "only nodes are used of the last state" : "the last state stays in use";
   const alone = document_.controller_connected ? "" : ` · no controller: ${use}`;
   const state = byId("state");
-  if (!state.firstChild) state.append(make("b"), make("span"), make("span", { class: "bad" }), make("span"), make("span"));
+  const onlyTrouble = (event) => {
+    event.preventDefault();
+    go({ only: "trouble", service: null, search: "" });
+  };
+  if (!state.firstChild) state.append(make("b"), make("span"), make("span", {}, [" · ", make("a", { class: "bad", on: { click: onlyTrouble } })]), make("span"), make("span"));
   set(state.children[0], { text: word, class: document_.ready ? null : "bad" });
   set(state.children[1], { text: ` · ${count(document_.totals.services, "Service", "Services")}` });
-  set(state.children[2], { text: trouble ? ` · ${whole(trouble)} with trouble` : "" });
+  set(state.children[2], { hidden: trouble ? null : "" });
+  set(state.children[2].lastChild, { text: `${whole(trouble)} with trouble`, href: fragmentOf({ search: "", sort: view.sort, only: "trouble", service: null }) });
   set(state.children[3], { text: fleetText(document_.fleet) });
   set(state.children[4], { text: alone });
   set(byId("gateway"), { text: document_.gateway });
@@ -135,17 +160,21 @@ function showList(document_) {
     for (const button of byId("services").querySelectorAll("td button")) if (button.textContent === focusAfter) button.focus();
     focusAfter = null;
   }
-  const of = view.search ? `${whole(matched)} of ${count(totals.services, "Service", "Services")} match` : count(totals.services, "Service", "Services");
+  const all = count(totals.services, "Service", "Services");
+  const of = view.search ? `${whole(matched)} of ${all} match` : view.only ? `${whole(matched)} of ${all} with trouble` : all;
   set(byId("list-note"), { text: services.length < matched ? `${whole(services.length)} shown · ${of}` : of });
   byId("more").hidden = services.length >= matched || view.limit >= 500;
   const nothing = byId("nothing");
-  const kind = services.length ? "" : view.search ? "search" : "empty";
+  const kind = services.length ? "" : view.search ? "search" : view.only ? "well" : "empty";
   if (nothing.dataset.kind === kind + view.search) return;
   nothing.dataset.kind = kind + view.search;
   nothing.replaceChildren();
   if (kind === "search") {
     nothing.append(make("h3", { text: `Nothing matches “${view.search}”` }), make("p", { text: "The search compares names, frontends, addresses of backends and reasons." }),
       make("button", { type: "button", text: "Clear the search", on: { click: () => go({ search: "" }) } }));
+  } else if (kind === "well") {
+    nothing.append(make("h3", { text: "No Service has trouble" }),
+      make("button", { type: "button", text: "Show all Services", on: { click: () => go({ only: "" }) } }));
   } else if (kind === "empty") {
     nothing.append(make("h3", { text: "No Services yet" }),
       make("p", { text: "The gateway waits for a Service of type LoadBalancer with its class. Once one has an address, it shows here within seconds." }),
@@ -181,7 +210,7 @@ function clientRates(services, totals, ms) {
 }
 
 function showPicture(document_, totals) {
-  const shown = view.service ? [document_.service].filter(Boolean) : document_.services.slice(0, DRAWN);
+  const shown = view.service ? [document_.service].filter(Boolean) : document_.picture;
   const box = byId("path");
   box.hidden = shown.length === 0 && !view.service;
   set(byId("picture"), { hidden: shown.length ? null : "" });
@@ -189,12 +218,14 @@ function showPicture(document_, totals) {
   const most = view.service ? 24 : 4;
   const services = shown.map((service) => drawn({ ...service, members: service.members.slice(0, most) }, rates, document_.at_ms));
   const remaining = { count: view.service ? 0 : document_.matched - shown.length, rate: 0 };
-  const clients = clientRates(view.service || view.search ? shown : null, totals, document_.at_ms);
-  if (remaining.count > 0 && !view.search) remaining.rate = services.reduce((rest, service) => Math.max(0, rest - (service.rate || 0)), clients.all || 0);
+  const isPart = view.search !== "" || view.only !== "";
+  const clients = clientRates(view.service || isPart ? shown : null, totals, document_.at_ms);
+  if (remaining.count > 0 && !isPart) remaining.rate = services.reduce((rest, service) => Math.max(0, rest - (service.rate || 0)), clients.all || 0);
   const picture = byId("picture");
-  drawPicture(picture, Math.floor(picture.getBoundingClientRect().width), services, clients, remaining, view.service ? null : (name) => go({ service: name }));
-  const sorted = { rate: "busiest first", trouble: "trouble first", name: "by name" }[view.sort];
-  set(byId("path-note"), { text: view.service ? "a wider line carries more packets" : `clients, Services, backends · ${sorted} · a wider line carries more packets` });
+  // It has no width until it is laid out; then the observer calls again.
+  const width = Math.floor(picture.getBoundingClientRect().width);
+  if (width >= NARROWEST) drawPicture(picture, width, services, clients, remaining, view.service ? null : (name) => go({ service: name }));
+  set(byId("path-note"), { text: view.service ? "a wider line carries more packets" : "clients, Services, backends · trouble first, then the busiest · a wider line carries more packets" });
 }
 
 function showNotice() {
@@ -219,6 +250,10 @@ byId("pause").onclick = () => {
   } else ask();
 };
 byId("back").onclick = () => go({ service: null });
+byId("all").onclick = () => {
+  go({ only: "" });
+  byId("list").focus();
+};
 byId("more").onclick = () => {
   view.limit = Math.min(500, view.limit < 100 ? 100 : view.limit + 100);
   ask();
@@ -248,6 +283,9 @@ window.onpopstate = () => {
   readFragment();
   shownChanged();
 };
-new ResizeObserver(() => live.document && showPicture(live.document, live.document.totals)).observe(byId("path"));
+new ResizeObserver(() => {
+  if (live.document) showPicture(live.document, live.document.totals);
+  letScrolledBeReached();
+}).observe(byId("path"));
 readFragment();
 shownChanged();

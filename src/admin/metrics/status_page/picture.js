@@ -2,6 +2,9 @@
 
 const LINE = 25, GAP = 14, BOX = 46, THICKEST = 40;
 
+/** The least width that the picture is drawn in, pixels: boxes of Services and the addresses of backends need some. */
+const NARROWEST = 160;
+
 const cut = (text, characters) => text.length <= characters ? text : text.slice(0, Math.max(1, characters - 1)) + "…";
 
 /** What is drawn of a Service and its backends; rates are packets of both directions. */

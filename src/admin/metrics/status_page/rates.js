@@ -1,28 +1,24 @@
 // Rates from totals, and numbers as text.
 
-/** Samples of a line: 90 of 2 s are 3 minutes. */
+/** Points of a line of the gateway: 90 of 2 s are 3 minutes. */
 const HISTORY = 90;
 
-/** The last two readings of every counter, and lines of rates. */
+/** The last two readings of every counter. */
 class Rates {
   constructor() {
     this.counters = new Map();
-    this.lines = new Map();
     this.round = 0;
   }
 
   /** Forgets everything: another gateway answers, or this one began again. */
   clear() {
     this.counters.clear();
-    this.lines.clear();
   }
 
   /** What was not asked for in a minute is forgotten, so that a long search does not fill memory. */
   next() {
     this.round += 1;
-    for (const map of [this.counters, this.lines]) {
-      for (const [key, entry] of map) if (this.round - entry.round > 30) map.delete(key);
-    }
+    for (const [key, entry] of this.counters) if (this.round - entry.round > 30) this.counters.delete(key);
   }
 
   /** Units a second of a total read at `ms`; null if unknown: the first time, or after the counter began again. */
@@ -37,19 +33,6 @@ class Rates {
     }
     entry.round = this.round;
     return entry.rate;
-  }
-
-  /** The line of a value, with this one at its end; one value a round. */
-  line(key, value) {
-    let entry = this.lines.get(key);
-    if (!entry) this.lines.set(key, entry = { values: [], round: -1 });
-    if (entry.round !== this.round) {
-      for (let missed = entry.round + 1; entry.round >= 0 && missed < this.round; missed += 1) entry.values.push(null);
-      entry.values.push(value);
-      entry.values.splice(0, entry.values.length - HISTORY);
-      entry.round = this.round;
-    }
-    return entry.values;
   }
 }
 

@@ -81,6 +81,17 @@ pub(super) struct Totals {
     traffic: TrafficCounts,
 }
 
+/// The figures at one time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FigureCounters {
+    pub(super) packets_to_backends: u64,
+    pub(super) packets_to_clients: u64,
+    pub(super) bytes: u64,
+    pub(super) drops: u64,
+    pub(super) flows: u64,
+    pub(super) healthy: u64,
+}
+
 /// What Services are ordered by.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rank {
@@ -107,6 +118,12 @@ pub(super) fn has_trouble(service: &ServiceView, backends: u64, healthy: u64) ->
 }
 
 impl Reading {
+    /// A reading with nothing but ranks.
+    #[cfg(test)]
+    pub(super) fn of_ranks(ranks: HashMap<Arc<ServiceName>, Rank>) -> Self {
+        Self { ranks, ..Self::default() }
+    }
+
     /// Reads again unless the last reading is fresh; `now` is the time since a fixed point.
     pub(super) fn refresh(&mut self, now: Duration, services: &Views, workers: &Workers) {
         if self.read_at.is_some_and(|at| now.saturating_sub(at) < FRESH) {
@@ -133,6 +150,13 @@ impl Reading {
 }
 
 impl Totals {
+    /// What lines are drawn of, with what the workers count beside: their drops and flows.
+    pub(super) const fn figures(&self, drops: u64, flows: u64) -> FigureCounters {
+        let TrafficCounts { packets_to_backends, packets_to_clients, bytes_to_backends, bytes_to_clients, .. } = self.traffic;
+        let (bytes, healthy) = (bytes_to_backends + bytes_to_clients, self.backends - self.backends_unhealthy);
+        FigureCounters { packets_to_backends, packets_to_clients, bytes, drops, flows, healthy }
+    }
+
     /// Adds a Service, and returns what it is ordered by, without its rate.
     fn count(&mut self, service: &ServiceView, workers: &Workers) -> Rank {
         let (mut traffic, mut backends, mut healthy) = (TrafficCounts::default(), 0, 0);

@@ -16,12 +16,12 @@ function figures(document_, rates) {
   const healthy = totals.backends - bad;
   const notes = [bad ? `${whole(bad)} unhealthy` : totals.backends ? "all healthy" : "none yet", draining ? `${whole(draining)} draining` : ""];
   return [
-    { name: "To backends", big: scaled(out, "pps"), under: bits(bytesOut), line: out },
-    { name: "To clients", big: scaled(back, "pps"), under: bits(bytesBack), line: back },
-    { name: "Throughput", big: scaled(bytes === null ? null : bytes * 8, "bit/s"), under: "both directions", line: bytes },
-    { name: "Flows", big: [whole(flows), ""], under: `${perSecond(fresh)} new · ${percent(room ? flows / room : 0)} full`, line: flows },
-    { name: "Drops", big: scaled(drop, "pps"), under: `${whole(dropped)} since start`, line: drop },
-    { name: "Backends healthy", big: [whole(healthy), `of ${whole(totals.backends)}`], under: notes.filter(Boolean).join(" · "), bad: bad > 0, line: totals.backends ? healthy : null },
+    { name: "To backends", big: scaled(out, "pps"), under: bits(bytesOut), line: "to_backends" },
+    { name: "To clients", big: scaled(back, "pps"), under: bits(bytesBack), line: "to_clients" },
+    { name: "Throughput", big: scaled(bytes === null ? null : bytes * 8, "bit/s"), under: "both directions", line: "throughput" },
+    { name: "Flows", big: [whole(flows), ""], under: `${perSecond(fresh)} new · ${percent(room ? flows / room : 0)} full`, line: "flows" },
+    { name: "Drops", big: scaled(drop, "pps"), under: `${whole(dropped)} since start`, line: "dropped" },
+    { name: "Backends healthy", big: [whole(healthy), `of ${whole(totals.backends)}`], under: notes.filter(Boolean).join(" · "), bad: bad > 0, line: "healthy" },
   ];
 }
 
@@ -33,7 +33,7 @@ function fillFigures(list, document_, rates) {
     set(big.children[0], { text: figure.big[0] });
     set(big.children[1], { text: figure.big[1] });
     set(under, { text: figure.under, class: figure.bad ? "under bad" : "under" });
-    drawSpark(line.firstChild, rates.line("figure " + figure.name, figure.line));
+    drawSpark(line.firstChild, document_.lines[figure.line]);
   });
 }
 
@@ -63,7 +63,7 @@ function serviceColumns(rates, at, open) {
     { title: "New", class: "num wide", text: (service) => perSecond(rate("new_flows")(service)) },
     {
       title: "Last 3 min", class: "num wide", create: () => spark(),
-      update: (line, service) => drawSpark(line, rates.line("service " + service.name, both(service))),
+      update: (line, service) => drawSpark(line, service.line),
     },
   ];
 }
@@ -74,7 +74,14 @@ function memberColumns(rates, at, name) {
   return [
     { title: "Backend", class: "mono", text: (member) => member.address },
     { title: "Protocol", text: (member) => member.protocol },
-    { title: "State", text: word, bad: (member) => !member.healthy && !member.draining },
+    {
+      title: "State", class: "state", create: () => make("div", {}, [make("span"), make("p", { class: "why" })]),
+      update: (cell, member) => {
+        const [state, why] = cell.children;
+        set(state, { text: word(member), class: !member.healthy && !member.draining ? "bad" : null });
+        set(why, { text: member.reason, hidden: member.reason ? null : "" });
+      },
+    },
     { title: "Since", class: "num wide", text: (member) => member.since ? ago(member.since) : "" },
     { title: "To backend", class: "num", text: (member) => packets(rate(member, "packets_to_backends")) },
     { title: "To clients", class: "num wide", text: (member) => packets(rate(member, "packets_to_clients")) },
@@ -84,7 +91,6 @@ function memberColumns(rates, at, name) {
     { title: "Failed", class: "num wide", text: (member) => whole(member.failed_connections) },
     { title: "Reset", class: "num wide", text: (member) => whole(member.reset_connections) },
     { title: "Weight", class: "num wide", text: (member) => whole(member.weight) },
-    { title: "Why", class: "wide", text: (member) => member.reason },
   ];
 }
 
@@ -109,7 +115,7 @@ function workerColumns(rates, at) {
   return [
     { title: "No.", text: (worker) => String(worker.worker) },
     { title: "Load", class: "grow", create: bar, update: (element, worker) => drawBar(element, share(worker), share(worker) > 0.9) },
-    { title: "", class: "num", text: (worker) => percent(share(worker)), bad: (worker) => share(worker) > 0.9 },
+    { title: "Busy", class: "num", text: (worker) => percent(share(worker)), bad: (worker) => share(worker) > 0.9 },
     { title: "Packets in", class: "num", text: (worker) => packets(rates.of(`worker ${worker.worker}`, worker.received_packets, at())) },
     { title: "Flows", class: "num", text: (worker) => whole(worker.flows) },
   ];
@@ -141,6 +147,17 @@ const troubleColumns = [
   { title: "Cause, and what to do", class: "grow", text: (trouble) => `${trouble.severity}: ${trouble.cause} → ${trouble.remedy}` },
 ];
 
+const heavyFlowColumns = [
+  { title: "Flow", class: "mono whole", text: (flow) => `${flow.protocol} ${flow.client} → ${flow.frontend} → ${flow.backend}` },
+  { title: "Throughput", class: "num", text: (flow) => bits(flow.bits_per_second / 8) },
+];
+
+const heavyClientColumns = [
+  { title: "Client", class: "mono whole", text: (client) => client.client },
+  { title: "Service", class: "whole", text: (client) => client.service || "several" },
+  { title: "Throughput", class: "num", text: (client) => bits(client.bits_per_second / 8) },
+];
+
 const taskColumns = [
   { title: "Task", text: (task) => task.name },
   { title: "Restarts", class: "num", text: (task) => whole(task.restarts) },
@@ -163,5 +180,4 @@ function fillEvents(list, events) {
     set(reason, { text: trouble ? ` ▲ ${event.reason}` : ` ${event.reason}`, class: trouble ? "bad" : "dim", "aria-label": trouble ? `Warning: ${event.reason}` : null });
     set(message, { text: event.message });
   });
-  set(list, { tabindex: events.length > 4 ? "0" : null });
 }
