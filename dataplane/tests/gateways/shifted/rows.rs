@@ -419,3 +419,22 @@ fn bytes_behind_a_datagram_stay_behind_it() {
     let frame = &sent.to_backend[0];
     assert_eq!((&frame[38..42], &frame[70..]), (&[0, 8 + 28 + 3, 0, 0][..], &b"onejunk"[..]));
 }
+
+#[test]
+fn a_syn_that_comes_late_begins_no_flow_without_a_header() {
+    for kind in Kind::all() {
+        let mut bridge = Bridge::new(kind);
+        bridge.establish();
+        let fin = bridge.of_backend(ACK | FIN, 0, bridge.h());
+        bridge.backend_sends(&fin);
+        let syn = Seg { acknowledgement: 0, ..bridge.of_client(SYN, u32::MAX, 0) };
+        assert_eq!(bridge.client_sends(&syn).only_to_backend(), [bridge.inside_of(syn)], "{kind:?}");
+        let data = bridge.of_client(ACK | PSH, 0, 1).with_data(b"data");
+        let expected = bridge.inside_of(more(&data, bridge.h()));
+        assert_eq!(bridge.client_sends(&data).only_to_backend(), [expected], "{kind:?}");
+        // Another connection from the same port has a header of its own.
+        let next = Seg { acknowledgement: 0, ..bridge.of_client(SYN, 0x7000_0000, 0) };
+        bridge.client_sends(&next);
+        assert_eq!(bridge.rig.counters.new_flows.get(), 2, "{kind:?}");
+    }
+}
