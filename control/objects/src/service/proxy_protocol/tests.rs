@@ -1,3 +1,5 @@
+//! Rows of annotations, and the headers of ports that they ask for.
+
 use super::*;
 
 const NONE: Option<ProxyProtocol> = None;
