@@ -435,8 +435,7 @@ impl CompiledService {
             app_protocol: port.app_protocol.clone(),
             proxy_protocol: port.proxy_protocol,
         };
-        let ids = listed.iter().map(|b| b.id).collect();
-        let frontend = self.frontend(port, &weights, ids, before, context);
+        let frontend = self.frontend(port, &weights, listed.iter().map(|b| b.id).collect(), before, context);
         let compiled = CompiledPort {
             protocol: port.protocol,
             family: port.family,
@@ -464,8 +463,7 @@ impl CompiledService {
         let port_table = PortTable::of(&self.source, port);
         let table = before.as_ref().filter(|old| old.table == port_table && old.weights == weights);
         let table = table.map(|old| old.frontend.table.clone()).or_else(|| context.tables.get(&self.source, port, weights));
-        let table = table.unwrap_or_else(|| Arc::new(port_table.build(weights)));
-        let policy = self.policy(port);
+        let (table, policy) = (table.unwrap_or_else(|| Arc::new(port_table.build(weights))), self.policy(port));
         let is_same = |old: &CompiledPort| (old.protocol, old.family, old.number) == (port.protocol, port.family, port.port);
         let same = before.as_ref().filter(|old| is_same(old)).map(|old| old.frontend.clone());
         let earlier = self.earlier(port, same.as_ref(), &table, context);
@@ -568,8 +566,7 @@ impl CompiledService {
         let &Service { mode, scheduler, local, affinity, .. } = &*self.source;
         // Source ranges never apply to node ports (CONTROL 2).
         let sources = self.sources.clone().filter(|_| !is_node_port(port));
-        let hashed_by = HashedBy::of(scheduler, affinity.is_some());
-        let proxy_protocol = port.proxy_protocol;
+        let (hashed_by, proxy_protocol) = (HashedBy::of(scheduler, affinity.is_some()), port.proxy_protocol);
         Policy { mode: mode.into(), scheduler, hashed_by, sources, local, affinity, proxy_protocol }
     }
 

@@ -270,6 +270,12 @@ impl Shift {
         self.first
     }
 
+    /// Whether a SYN with this number is that of the connection itself, which comes late: the client has gone on since.
+    #[must_use]
+    pub const fn is_late_syn(&self, sequence: u32) -> bool {
+        matches!(self.stage(), HeaderStage::Sent | HeaderStage::Taken) && sequence.wrapping_add(1) == self.first
+    }
+
     /// The last that the client said.
     #[must_use]
     pub const fn last_said(&self) -> LastSaid {

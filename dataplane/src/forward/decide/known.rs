@@ -156,7 +156,9 @@ fn advance_flow<'s, A: Address>(
     let mut flow = context.table.get(index);
     let backend = snapshot.backend(flow.backend)?;
     let over = context.limits.is_flow_over(&flow, backend.idle_timeout, false, now);
-    if over || direction == Direction::ToBackend && rechoose::rechooses(&mut flow, transport, backend, now) {
+    // A new flow would not know where the header stands.
+    let is_late = begins(transport) && flow.shift.is_some_and(|shift| shift.is_late_syn(segment.sequence));
+    if over || direction == Direction::ToBackend && !is_late && rechoose::rechooses(&mut flow, transport, backend, now) {
         return None;
     }
     if direction == Direction::ToClient {

@@ -55,7 +55,8 @@ pub(in crate::forward) fn visit_halves<A: FlowFamily>(
         of.flows.table::<A>().advance(index, transport, direction, segment, now);
         return Some((other, HandoverTask::Decide));
     }
-    if !at.snapshot.backend(flow.backend).is_none_or(|backend| begins_anew(flow.state, backend)) {
+    let is_late = flow.shift.is_some_and(|shift| shift.is_late_syn(segment.sequence));
+    if is_late || !at.snapshot.backend(flow.backend).is_none_or(|backend| begins_anew(flow.state, backend)) {
         return None;
     }
     of.end_shadow::<A>(index, now);

@@ -115,7 +115,6 @@ fn set_checksum(frame: &mut [u8], place: &TransportHeader, change: u16) -> Optio
 
 /// Writes the length of the packet into its headers. `added`: bytes before its data; `is_pushed`: TCP delivers them now.
 fn set_lengths<A: Address>(frame: &mut [u8], headers: &Headers<A>, added: u16, is_pushed: bool) -> Option<()> {
-    let transport_len = headers.packet_len.checked_sub(headers.transport_offset.checked_sub(headers.network_offset)?)?;
     let (head, transport) = frame.split_at_mut_checked(usize::from(headers.transport_offset))?;
     let network = head.get_mut(usize::from(headers.network_offset)..)?;
     match A::FAMILY {
@@ -127,7 +126,11 @@ fn set_lengths<A: Address>(frame: &mut [u8], headers: &Headers<A>, added: u16, i
         Family::V6 => take_mut::<Ipv6>(network)?.0.payload_len.set(headers.packet_len.checked_sub(Ipv6::BYTES)?),
     }
     match headers.transport {
-        Transport::Udp => take_mut::<Udp>(transport)?.0.len.set(transport_len),
+        // Bytes behind the datagram, which its length leaves out, stay outside.
+        Transport::Udp => {
+            let (udp, _) = take_mut::<Udp>(transport)?;
+            udp.len.set(udp.len.get().saturating_add(added));
+        }
         _ => {
             let (tcp, _) = take_mut::<Tcp>(transport)?;
             if is_pushed {

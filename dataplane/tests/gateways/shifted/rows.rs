@@ -116,7 +116,7 @@ fn an_acknowledgement_that_lacks_the_header_goes_to_nobody_and_the_header_again_
             bridge.rig.now += ms * MILLISECOND;
             bridge.backend_sends(&missing).only_to_backend()
         };
-        assert_eq!(repeats(&mut bridge, 0), [again.clone()], "{kind:?}");
+        assert_eq!(repeats(&mut bridge, 0), std::slice::from_ref(&again), "{kind:?}");
         assert_eq!(repeats(&mut bridge, 5), [], "{kind:?}: not twice in 10 ms");
         assert_eq!(repeats(&mut bridge, 5), [again], "{kind:?}");
         assert_eq!((bridge.drops(DropReason::HeaderAwaited), bridge.headers()), (3, [1, 2, 0]));
@@ -148,7 +148,8 @@ fn acknowledgements_and_blocks_are_those_of_the_clients_stream() {
         bridge.establish();
         let (first, h) = (bridge.first(), bridge.h());
         let at = |number: u32| first.wrapping_add(number);
-        let rows: [(&str, u32, Vec<[u32; 2]>, u32, Vec<u8>); 5] = [
+        type Row = (&'static str, u32, Vec<[u32; 2]>, u32, Vec<u8>);
+        let rows: [Row; 5] = [
             ("a duplicate of the header", h, vec![[at(0), at(h)]], at(0), vec![1; 12]),
             ("a duplicate of the header with data", h + 100, vec![[at(0), at(h + 100)]], at(100), sack(&[[at(0), at(100)]])),
             ("a gap", h + 101, vec![[at(h + 172), at(h + 272)]], at(101), sack(&[[at(172), at(272)]])),
@@ -405,4 +406,35 @@ fn a_syn_ack_with_a_small_window_keeps_it() {
     let answer = bridge.of_backend(SYN | ACK, u32::MAX, 0).with_window(20);
     assert_eq!(bridge.backend_sends(&answer).one_to_client().window, 20);
     assert_eq!(answer.sequence, SERVER);
+}
+
+#[test]
+fn bytes_behind_a_datagram_stay_behind_it() {
+    let mut bridge = Bridge::new(Kind::V2);
+    let mut datagram = vec![0x15, 0xb3, 0, 53, 0, 8 + 3, 0, 0];
+    datagram.extend(b"onejunk");
+    let (from, to) = (bridge.client.ip(), "192.0.2.101".parse().unwrap());
+    let segment = dataplane::testing::Segment::Other { protocol: 17 };
+    let sent = bridge.put(UPLINK, &Packet::between(from, to, segment).payload(&datagram).build());
+    let frame = &sent.to_backend[0];
+    assert_eq!((&frame[38..42], &frame[70..]), (&[0, 8 + 28 + 3, 0, 0][..], &b"onejunk"[..]));
+}
+
+#[test]
+fn a_syn_that_comes_late_begins_no_flow_without_a_header() {
+    for kind in Kind::all() {
+        let mut bridge = Bridge::new(kind);
+        bridge.establish();
+        let fin = bridge.of_backend(ACK | FIN, 0, bridge.h());
+        bridge.backend_sends(&fin);
+        let syn = Seg { acknowledgement: 0, ..bridge.of_client(SYN, u32::MAX, 0) };
+        assert_eq!(bridge.client_sends(&syn).only_to_backend(), [bridge.inside_of(syn)], "{kind:?}");
+        let data = bridge.of_client(ACK | PSH, 0, 1).with_data(b"data");
+        let expected = bridge.inside_of(more(&data, bridge.h()));
+        assert_eq!(bridge.client_sends(&data).only_to_backend(), [expected], "{kind:?}");
+        // Another connection from the same port has a header of its own.
+        let next = Seg { acknowledgement: 0, ..bridge.of_client(SYN, 0x7000_0000, 0) };
+        bridge.client_sends(&next);
+        assert_eq!(bridge.rig.counters.new_flows.get(), 2, "{kind:?}");
+    }
 }

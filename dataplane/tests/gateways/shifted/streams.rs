@@ -217,8 +217,8 @@ struct Network {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    ToGatewayFromClient,
-    ToGatewayFromBackend,
+    FromClient,
+    FromBackend,
     ToClient,
     ToBackend,
 }
@@ -316,128 +316,188 @@ fn gateway(kind: Kind, mtu: u16) -> Rig {
     gateway
 }
 
-/// A connection, of which everything follows from its number.
-fn play(seed: u64, gateways: &mut Gateways) {
-    let mut random = Random(seed);
-    let family = random.of(&[Family::V4, Family::V6]);
-    let version = random.of(&[ProxyProtocol::V1, ProxyProtocol::V2]);
-    let mode = random.of(&[Mode::Nat, Mode::Dnat]);
-    let mtus: &[u16] = if family == Family::V4 { &[576, 1500, 9000] } else { &[1280, 1500, 9000] };
-    let mtu = random.of(mtus);
-    let kind = Kind { version, family, mode, initial: 0 };
-    let known = (family == Family::V4, version == ProxyProtocol::V1, mode == Mode::Nat, mtu);
-    let gateway = gateways.entry(known).or_insert_with(|| gateway(kind, mtu));
+/// What a connection is between, and what goes both ways.
+struct Plan {
+    kind: Kind,
+    mtu: u16,
+    client: SocketAddr,
+    vip: SocketAddr,
+    backend: SocketAddr,
+    header: Vec<u8>,
+    up: Vec<u8>,
+    down: Vec<u8>,
+}
 
-    let host = random.below(250) + 1;
-    let port = 1024 + random.below(60_000);
-    let (client, vip, backend) = match family {
-        Family::V4 => (format!("198.51.100.{host}:{port}"), "192.0.2.100:80", "10.0.0.11:8080"),
-        Family::V6 => (format!("[2001:db8:1::{host:x}]:{port}"), "[2001:db8::1:0]:80", "[fd00::11]:8080"),
-    };
-    let (client, vip, backend): (SocketAddr, SocketAddr, SocketAddr) =
-        (client.parse().unwrap(), vip.parse().unwrap(), backend.parse().unwrap());
-    let header = header(version, client, vip, true);
-    let lengths = [0, 1, 40, 3_000, 40_000, 120_000];
-    let (up, down) = (random.of(&lengths), random.of(&lengths));
-    let (up, down) = (data(up, &mut random), data(down, &mut random));
-    let expected = [header.clone(), up.clone()].concat();
-    CLOCK.set(gateway.now / MILLISECOND);
-    let has_stamps = random.percent(50);
-    // A server either speaks first, or once it knows who speaks.
-    let sends_after = if random.percent(50) { 0 } else { header.len() };
-    let early = [random.percent(50), random.percent(50)];
-    let of_client = Program { to_send: up, expected: down.len(), sends_after: 0, closes_early: early[0], has_stamps };
-    let closes_early = early[1];
-    let of_server = Program { to_send: down.clone(), expected: expected.len(), sends_after, closes_early, has_stamps };
-    let mut network = Network {
-        loss: random.of(&[0, 0, 1, 5, 20]),
-        duplication: random.of(&[0, 0, 5, 30]),
-        reordering: random.of(&[0, 10, 60]),
-        has_sack: random.percent(70),
-        shift: 0,
-        under_way: BTreeMap::new(),
-        departed: 0,
-    };
-    // smoltcp's own connections get stuck where packets are lost and windows have room for one or two, with or without a
-    // header.
-    let sizes: &[usize] = match (network.is_bad(), mtu) {
-        (true, 9000) => &[65_000, 200_000],
-        (true, _) => &[9_000, 65_000, 200_000],
-        _ => &[300, 600, 2_000, 9_000, 65_000, 200_000],
-    };
-    let mut ends = [
-        End::new(client, mtu.into(), sizes, &mut random, of_client),
-        End::new(backend, mtu.into(), sizes, &mut random, of_server),
-    ];
-    let [one, other] = &mut ends;
-    other.sockets.get_mut::<tcp::Socket<'_>>(other.socket).listen(backend.port()).unwrap();
-    let socket = one.sockets.get_mut::<tcp::Socket<'_>>(one.socket);
-    socket.connect(one.stack.context(), (IpAddress::from(vip.ip()), vip.port()), client.port()).unwrap();
-    let wraps = random.of(&[None, Some(5), Some(20), Some(60), Some(2_000), Some(30_000)]);
-    let start = CLOCK.get();
-    let (mut is_first, mut complete_at) = (true, None);
-    loop {
-        let now = CLOCK.get();
-        if now - start >= GIVEN_UP {
-            let [one, other] = ends.each_mut().map(|end| (end.state(), end.sent, end.received.len(), end.expected));
-            panic!("stuck: {one:?} and {other:?} (state, bytes sent, received, expected), MTU {mtu}");
-        }
-        for (end, way) in ends.iter_mut().zip([Way::ToGatewayFromClient, Way::ToGatewayFromBackend]) {
+impl Plan {
+    fn of(random: &mut Random) -> Self {
+        let family = random.of(&[Family::V4, Family::V6]);
+        let version = random.of(&[ProxyProtocol::V1, ProxyProtocol::V2]);
+        let mode = random.of(&[Mode::Nat, Mode::Dnat]);
+        let mtus: &[u16] = if family == Family::V4 { &[576, 1500, 9000] } else { &[1280, 1500, 9000] };
+        let (mtu, host, port) = (random.of(mtus), random.below(250) + 1, 1024 + random.below(60_000));
+        let (client, vip, backend) = match family {
+            Family::V4 => (format!("198.51.100.{host}:{port}"), "192.0.2.100:80", "10.0.0.11:8080"),
+            Family::V6 => (format!("[2001:db8:1::{host:x}]:{port}"), "[2001:db8::1:0]:80", "[fd00::11]:8080"),
+        };
+        let (client, vip, backend) = (client.parse().unwrap(), vip.parse().unwrap(), backend.parse().unwrap());
+        let lengths = [0, 1, 40, 3_000, 40_000, 120_000];
+        let (up, down) = (random.of(&lengths), random.of(&lengths));
+        let (up, down) = (data(up, random), data(down, random));
+        let kind = Kind { version, family, mode, initial: 0 };
+        Self { kind, mtu, client, vip, backend, header: header(version, client, vip, true), up, down }
+    }
+
+    /// What the backend shall receive.
+    fn expected(&self) -> Vec<u8> {
+        [&self.header[..], &self.up].concat()
+    }
+
+    /// Which gateway it goes through.
+    fn gateway(&self) -> (bool, bool, bool, u16) {
+        let Kind { version, family, mode, .. } = self.kind;
+        (family == Family::V4, version == ProxyProtocol::V1, mode == Mode::Nat, self.mtu)
+    }
+}
+
+/// A connection under way.
+struct Playing {
+    random: Random,
+    network: Network,
+    /// The client and the backend.
+    ends: [End; 2],
+    /// After how many bytes of the client its numbers wrap.
+    wraps: Option<u32>,
+    has_begun: bool,
+}
+
+impl Playing {
+    fn new(plan: &Plan, mut random: Random) -> Self {
+        let has_stamps = random.percent(50);
+        // A server either speaks first, or once it knows who speaks.
+        let sends_after = if random.percent(50) { 0 } else { plan.header.len() };
+        let early = [random.percent(50), random.percent(50)];
+        let of_client =
+            Program { to_send: plan.up.clone(), expected: plan.down.len(), sends_after: 0, closes_early: early[0], has_stamps };
+        let expected = plan.expected().len();
+        let of_server = Program { to_send: plan.down.clone(), expected, sends_after, closes_early: early[1], has_stamps };
+        let network = Network {
+            loss: random.of(&[0, 0, 1, 5, 20]),
+            duplication: random.of(&[0, 0, 5, 30]),
+            reordering: random.of(&[0, 10, 60]),
+            has_sack: random.percent(70),
+            shift: 0,
+            under_way: BTreeMap::new(),
+            departed: 0,
+        };
+        // smoltcp's own connections get stuck where packets are lost and windows have room for one or two, with or without
+        // a header.
+        let sizes: &[usize] = match (network.is_bad(), plan.mtu) {
+            (true, 9000) => &[65_000, 200_000],
+            (true, _) => &[9_000, 65_000, 200_000],
+            _ => &[300, 600, 2_000, 9_000, 65_000, 200_000],
+        };
+        let mut ends = [(plan.client, of_client), (plan.backend, of_server)]
+            .map(|(address, program)| End::new(address, plan.mtu.into(), sizes, &mut random, program));
+        let [one, other] = &mut ends;
+        other.sockets.get_mut::<tcp::Socket<'_>>(other.socket).listen(plan.backend.port()).unwrap();
+        let socket = one.sockets.get_mut::<tcp::Socket<'_>>(one.socket);
+        let vip = (IpAddress::from(plan.vip.ip()), plan.vip.port());
+        socket.connect(one.stack.context(), vip, plan.client.port()).unwrap();
+        let wraps = random.of(&[None, Some(5), Some(20), Some(60), Some(2_000), Some(30_000)]);
+        Self { random, network, ends, wraps, has_begun: false }
+    }
+
+    /// Both ends do what they have to do now.
+    fn run_ends(&mut self, now: u64) {
+        let Self { random, network, ends, wraps, has_begun } = self;
+        for (end, way) in ends.iter_mut().zip([Way::FromClient, Way::FromBackend]) {
             end.run(now);
             for packet in std::mem::take(&mut end.wire.sent) {
                 let frame = frame_of(&packet);
                 if !is_tcp(&frame) {
                     continue;
                 }
-                if way == Way::ToGatewayFromClient && std::mem::take(&mut is_first) {
+                if way == Way::FromClient && !std::mem::replace(has_begun, true) {
                     let segment = Seg::of(&frame);
                     assert_eq!(segment.flags, SYN);
-                    network.shift = wraps.map_or(0, |bytes: u32| 0_u32.wrapping_sub(segment.sequence).wrapping_sub(bytes));
+                    network.shift = wraps.map_or(0, |bytes| 0_u32.wrapping_sub(segment.sequence).wrapping_sub(bytes));
                 }
-                let frame = match way {
-                    Way::ToGatewayFromClient => network.of_client(&packet),
-                    _ => frame,
-                };
-                network.depart(now, way, frame, &mut random);
+                let frame = if way == Way::FromClient { network.of_client(&packet) } else { frame };
+                network.depart(now, way, frame, random);
             }
         }
-        if ends.iter_mut().all(|end| matches!(end.state(), tcp::State::Closed | tcp::State::TimeWait)) {
-            break;
-        }
-        // smoltcp discards a FIN that overtakes data, and repeats none once the other end has sent one.
-        let is_complete = ends.iter_mut().all(|end| end.has_closed && end.received.len() >= end.expected);
-        if is_complete && network.is_bad() && now - *complete_at.get_or_insert(now) > 60_000 {
-            break;
-        }
+    }
+
+    /// What is due arrives, and the gateway does its work.
+    fn run_network(&mut self, now: u64, gateway: &mut Rig) {
+        let Self { random, network, ends, .. } = self;
         while let Some(entry) = network.under_way.first_entry().filter(|entry| entry.key().0 <= now) {
             let (way, frame) = entry.remove();
             match way {
                 Way::ToClient => ends[0].wire.received.push_back(network.for_client(&frame)),
                 Way::ToBackend => ends[1].wire.received.push_back(frame[14..].to_vec()),
-                Way::ToGatewayFromClient => gateway.arrive(UPLINK, &frame, 0),
-                Way::ToGatewayFromBackend => gateway.arrive(CLUSTER, &frame, 0),
+                Way::FromClient => gateway.arrive(UPLINK, &frame, 0),
+                Way::FromBackend => gateway.arrive(CLUSTER, &frame, 0),
             }
         }
         gateway.now = now * MILLISECOND;
         gateway.worker.observer_mut().0.clear();
         while gateway.worker.poll(gateway.now) > 0 {}
-        for frame in gateway.sent(UPLINK).into_iter().filter(|frame| is_tcp(frame)) {
-            network.depart(now, Way::ToClient, frame, &mut random);
+        for (port, way) in [(UPLINK, Way::ToClient), (CLUSTER, Way::ToBackend)] {
+            for frame in gateway.sent(port).into_iter().filter(|frame| is_tcp(frame)) {
+                network.depart(now, way, frame, random);
+            }
         }
-        for frame in gateway.sent(CLUSTER).into_iter().filter(|frame| is_tcp(frame)) {
-            network.depart(now, Way::ToBackend, frame, &mut random);
-        }
-        let of_network = network.under_way.first_key_value().map(|((at, _), _)| *at);
-        let is_due = ends.iter().any(|end| !end.wire.received.is_empty());
-        let next = ends.iter_mut().filter_map(|end| end.next(now)).chain(of_network).min().unwrap_or(now + 1_000);
-        CLOCK.set(if is_due { now } else { next.max(now + 1) });
     }
-    let [one, other] = ends;
-    assert!(other.received.starts_with(&header), "the header comes first");
+
+    fn is_closed(&mut self) -> bool {
+        self.ends.iter_mut().all(|end| matches!(end.state(), tcp::State::Closed | tcp::State::TimeWait))
+    }
+
+    fn is_complete(&self) -> bool {
+        self.ends.iter().all(|end| end.has_closed && end.received.len() >= end.expected)
+    }
+
+    /// When something happens next.
+    fn next(&mut self, now: u64) -> u64 {
+        if self.ends.iter().any(|end| !end.wire.received.is_empty()) {
+            return now;
+        }
+        let of_network = self.network.under_way.first_key_value().map(|((at, _), _)| *at);
+        let of_ends = self.ends.iter_mut().filter_map(|end| end.next(now));
+        of_ends.chain(of_network).min().unwrap_or(now + 1_000).max(now + 1)
+    }
+}
+
+/// A connection, of which everything follows from its number.
+fn play(seed: u64, gateways: &mut Gateways) {
+    let mut random = Random(seed);
+    let plan = Plan::of(&mut random);
+    let gateway = gateways.entry(plan.gateway()).or_insert_with(|| gateway(plan.kind, plan.mtu));
+    CLOCK.set(gateway.now / MILLISECOND);
+    let mut playing = Playing::new(&plan, random);
+    let (start, mut complete_at) = (CLOCK.get(), None);
+    loop {
+        let now = CLOCK.get();
+        if now - start >= GIVEN_UP {
+            let [one, other] = playing.ends.each_mut().map(|end| (end.state(), end.sent, end.received.len(), end.expected));
+            panic!("stuck: {one:?} and {other:?} (state, bytes sent, received, expected), MTU {}", plan.mtu);
+        }
+        playing.run_ends(now);
+        // smoltcp discards a FIN that overtakes data, and repeats none once the other end has sent one.
+        let mut waits = || now - *complete_at.get_or_insert(now) <= 60_000;
+        if playing.is_closed() || playing.is_complete() && playing.network.is_bad() && !waits() {
+            break;
+        }
+        playing.run_network(now, gateway);
+        CLOCK.set(playing.next(now));
+    }
+    let ([one, other], expected) = (playing.ends, plan.expected());
+    assert!(other.received.starts_with(&plan.header), "the header comes first");
     assert_eq!(other.received.len(), expected.len(), "bytes at the backend");
     assert!(other.received == expected, "the stream to the backend");
-    assert_eq!(one.received.len(), down.len(), "bytes at the client");
-    assert!(one.received == down, "the stream to the client");
+    assert_eq!(one.received.len(), plan.down.len(), "bytes at the client");
+    assert!(one.received == plan.down, "the stream to the client");
     gateway.now += 5_000 * MILLISECOND;
     gateway.assert_account();
 }

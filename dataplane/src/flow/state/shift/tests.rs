@@ -1,3 +1,5 @@
+//! Rows of a sentence, a packet, and what becomes of the header and the numbers; properties of the numbers.
+
 use proptest::prelude::*;
 
 use super::*;
