@@ -237,10 +237,11 @@ impl TargetTable {
         let name = Arc::new(service.name.clone());
         let question = Question::of(&service.health);
         let settings = Arc::new(ProbeSettings::from(&service.health));
+        let listeners = listeners(service);
         let mut asked = Vec::new();
         for port in service.ports.iter().filter(|port| listens(port, &self.node_port_addresses)) {
             for backend in port.all_backends().filter(|backend| backend.state == BackendState::Active) {
-                for target in targets(service, question.as_ref(), &settings, port, &backend) {
+                for target in targets(service, &listeners, question.as_ref(), &settings, port, &backend) {
                     let subject = Subject { service: Arc::clone(&name), protocol: port.protocol, address: backend.address };
                     asked.push((target, subject));
                 }
@@ -272,9 +273,24 @@ impl Question {
     }
 }
 
+/// The header that each TCP listener behind a Service expects. Empty if none expects any.
+fn listeners(service: &Service) -> HashMap<SocketAddr, Option<ProxyProtocol>> {
+    let mut listeners = HashMap::new();
+    let all_tcp = || service.ports.iter().filter(|port| port.protocol == Protocol::Tcp);
+    if all_tcp().any(|port| port.proxy_protocol.is_some()) {
+        for port in all_tcp() {
+            for backend in port.all_backends() {
+                listeners.entry(backend.address).or_insert(port.proxy_protocol);
+            }
+        }
+    }
+    listeners
+}
+
 /// The targets of one backend of a port. A backend that nothing is asked of must be reachable all the same.
 fn targets(
     service: &Service,
+    listeners: &HashMap<SocketAddr, Option<ProxyProtocol>>,
     question: Option<&Question>,
     settings: &Arc<ProbeSettings>,
     port: &ServicePort,
@@ -283,10 +299,15 @@ fn targets(
     let (health, ip) = (&service.health, backend.address.ip());
     let at_address = |address, question: &Question| Target::at(address, question.clone(), Arc::clone(settings));
     let at = |number: u16, question: &Question| at_address(SocketAddr::new(ip, number), question);
-    // A listener at another port is not the one that gets the header. An echo request has no stream to send it in.
+    // A probe speaks to a TCP listener, whichever port it is for. An echo request has no stream to send a header in.
     let expects = |target: Target| {
-        let is_own = target.question != Question::Icmp && target.address == backend.address;
-        Target { header: port.proxy_protocol.filter(|_| is_own), ..target }
+        let is_own = port.protocol == Protocol::Tcp && target.address == backend.address;
+        let header = match target.question {
+            Question::Icmp => None,
+            _ if is_own => port.proxy_protocol,
+            _ => listeners.get(&target.address).copied().flatten(),
+        };
+        Target { header, ..target }
     };
     let probe = question.filter(|_| health.probes(port.protocol)).and_then(|question| match (question, health.port) {
         (Question::Icmp, _) => Some(at(0, question)),
@@ -536,6 +557,32 @@ pub(super) mod tests {
         }
         let node = HealthCheck { node_health_port: Some(31_000), ..HealthCheck::default() };
         assert_eq!(of(node), ["tcp 10.0.0.1:30080 with PROXY v2", "GET http://10.0.0.1:31000/healthz"]);
+    }
+
+    #[test]
+    fn a_probe_sends_the_header_of_the_tcp_listener_that_it_asks() {
+        let of = |ports: [(Protocol, u16, Option<ProxyProtocol>); 2], health: &HealthCheck| {
+            let ports = ports.map(|(protocol, port, header)| {
+                let one = service("web", protocol, &[&format!("10.0.0.1:{port}")], health.clone());
+                ServicePort { port, proxy_protocol: header, ..one.ports[0].clone() }
+            });
+            let web = service("web", Protocol::Tcp, &[], health.clone());
+            keys(&changes(vec![Service { ports: ports.into(), ..web }]))
+        };
+        let (tcp, udp, v2) = (Protocol::Tcp, Protocol::Udp, Some(ProxyProtocol::V2));
+        let http = HealthCheck { probe: Probe::Http, ..HealthCheck::default() };
+        let at_80 = HealthCheck { port: Some(80), ..HealthCheck::default() };
+        for (ports, health, expected) in [
+            ([(tcp, 443, v2), (udp, 443, None)], &http, vec!["GET http://10.0.0.1:443/ with PROXY v2"]),
+            ([(udp, 443, None), (tcp, 443, v2)], &http, vec!["GET http://10.0.0.1:443/ with PROXY v2"]),
+            ([(udp, 53, v2), (tcp, 53, None)], &http, vec!["GET http://10.0.0.1:53/"]),
+            ([(udp, 53, v2), (udp, 54, v2)], &http, vec!["GET http://10.0.0.1:53/", "GET http://10.0.0.1:54/"]),
+            ([(tcp, 80, v2), (tcp, 443, v2)], &at_80, vec!["tcp 10.0.0.1:80 with PROXY v2"]),
+            ([(tcp, 80, None), (tcp, 443, v2)], &at_80, vec!["tcp 10.0.0.1:80"]),
+            ([(tcp, 81, v2), (udp, 443, v2)], &at_80, vec!["tcp 10.0.0.1:80"]),
+        ] {
+            assert_eq!(of(ports, health), expected, "{ports:?}");
+        }
     }
 
     #[test]
