@@ -234,6 +234,33 @@ fn more_events_than_the_rate_are_lost_and_counted_and_drops_do_not_displace_star
 }
 
 #[test]
+fn samples_are_bounded_before_the_rate_is_known_and_none_of_them_is_a_lost_event() {
+    let mut rig = Rig::new();
+    let watch = watch(&mut rig);
+    watch.want_packets(true);
+    let frame = Packet::udp("198.51.100.7:5555", "192.0.2.101:53").build();
+    let put = |rig: &mut Rig, times: usize| {
+        for _ in 0..times {
+            rig.arrive(UPLINK, &frame, 1);
+            rig.worker.poll(rig.now);
+            rig.sent(CLUSTER);
+            rig.worker.observer_mut().0.clear();
+        }
+    };
+    rig.now += SECOND;
+    put(&mut rig, 2_000);
+    let samples = taken(&watch).len();
+    assert!((300..=400).contains(&samples), "{samples}: the first packet has no flow yet, and 400 are the limit");
+    // Nobody takes them: the queue is full.
+    for _ in 0..30 {
+        rig.now += SECOND / 100;
+        put(&mut rig, 400);
+    }
+    assert_eq!(watch.lost().get(), 0);
+    assert!(taken(&watch).len() >= 4_096);
+}
+
+#[test]
 fn sampled_packets_stand_for_all_and_leave_as_they_came() {
     let mut rig = Rig::new();
     let watch = watch(&mut rig);

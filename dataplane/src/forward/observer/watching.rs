@@ -2,7 +2,8 @@
 //!
 //! One packet in n is sampled, so that [`SAMPLES_PER_WINDOW`] are in 10 ms, as far as the traffic of the 10 ms before
 //! tells. Each stands for n packets. The distance between two is random, 1 to 2n - 1, so that packets that come in turns
-//! are all sampled.
+//! are all sampled. When traffic rises, no more than [`SAMPLES_MAX`] are taken in 10 ms; the rates of these 10 ms are then
+//! too low.
 //!
 //! **Invariant:** a packet is only looked at.
 //!
@@ -19,6 +20,9 @@ use crate::wire::{Address, Buffer, Headers, Parsed, parse, split_mix};
 /// core.
 const SAMPLES_PER_WINDOW: u32 = 200;
 
+/// Packets sampled in 10 ms whatever arrives, as when a watch begins, before any traffic is known: 120 us.
+const SAMPLES_MAX: u32 = 2 * SAMPLES_PER_WINDOW;
+
 /// One packet in this many at least: 100 Mpps have 98 samples in 10 ms.
 const EVERY_MAX: u32 = 10_000;
 
@@ -32,6 +36,8 @@ pub(in crate::forward) struct Watching {
     until_next: u32,
     /// Packets in the present window.
     packets: u32,
+    /// Samples in the present window.
+    samples: u32,
     window: u64,
     random: u64,
 }
@@ -39,7 +45,7 @@ pub(in crate::forward) struct Watching {
 impl Watching {
     /// The end of this watch.
     pub(in crate::forward) const fn new(watch: Arc<FlowWatch>, seed: u64) -> Self {
-        Self { watch, every: 1, until_next: 0, packets: 0, window: 0, random: seed }
+        Self { watch, every: 1, until_next: 0, packets: 0, samples: 0, window: 0, random: seed }
     }
 
     /// Its watch.
@@ -53,14 +59,15 @@ impl Watching {
         let window = now_ns / WATCH_WINDOW_NS;
         if window != self.window {
             self.every = self.packets.div_ceil(SAMPLES_PER_WINDOW).clamp(1, EVERY_MAX);
-            (self.window, self.packets) = (window, 0);
+            (self.window, self.packets, self.samples) = (window, 0, 0);
         }
     }
 
     /// The position of the next packet to sample in a burst of `len` packets, to be asked until there is none.
     pub(in crate::forward) fn next_sample(&mut self, len: usize) -> Option<usize> {
         let at = self.until_next as usize;
-        if at < len && self.watch.wants_packets_now() {
+        if at < len && self.samples < SAMPLES_MAX && self.watch.wants_packets_now() {
+            self.samples += 1;
             self.random = split_mix(self.random);
             #[allow(clippy::cast_possible_truncation)] // the lower half
             let random = self.random as u32;
