@@ -1,9 +1,11 @@
 //! The flows and clients with most traffic, from samples of packets: Space-Saving (Metwally, Agrawal, El Abbadi 2005).
 //!
 //! Invariant: memory is bounded, whatever arrives. A summary of N entries misses nobody who sends more than one part in N
-//! of the sampled bytes, and what it reports of anyone is at most what was sampled of it.
+//! of the sampled bytes, and what it reports of anyone is at most what was sampled of it. Clients are counted at each
+//! frontend apart, so that a filter by Service finds what they send to it.
 //! Not here: the samples, which the workers take (`dataplane::forward`).
 
+use std::collections::hash_map::Entry as Place;
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
@@ -25,18 +27,30 @@ struct FlowKey {
     frontend: SocketAddr,
 }
 
+/// A client at a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ClientKey {
+    protocol: u8,
+    client: IpAddr,
+    frontend: SocketAddr,
+}
+
+/// Sums of samples.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    bytes: u64,
+    packets: u64,
+    samples: u64,
+}
+
 /// What was sampled under one key.
 #[derive(Clone, Debug)]
 struct Entry<K> {
     key: K,
     /// Bytes that decide whether the entry is kept: those of the key, and of others that had the entry before.
     weight: u64,
-    bytes: u64,
-    packets: u64,
-    samples: u64,
+    sums: Sums,
     last: FlowView,
-    /// Whether there were several frontends.
-    is_mixed: bool,
 }
 
 /// A summary.
@@ -59,17 +73,14 @@ impl<K: Copy + Eq + Hash> SpaceSaving<K> {
         let Some(entry) = self.entries.get_mut(position) else { return };
         self.by_weight.remove(&(entry.weight, position));
         entry.weight += bytes;
-        entry.bytes += bytes;
-        entry.packets += packets;
-        entry.samples += 1;
-        entry.is_mixed |= entry.last.frontend != flow.frontend;
+        entry.sums.add(Sums { bytes, packets, samples: 1 });
         entry.last = flow;
         self.by_weight.insert((entry.weight, position));
     }
 
     /// A new entry, or that with the least weight, which it keeps.
     fn entry_for(&mut self, key: K, flow: FlowView) -> usize {
-        let new = Entry { key, weight: 0, bytes: 0, packets: 0, samples: 0, last: flow, is_mixed: false };
+        let new = Entry { key, weight: 0, sums: Sums::default(), last: flow };
         let smallest = self.by_weight.first().filter(|_| self.entries.len() >= ENTRIES).copied();
         let position = match smallest {
             Some((weight, position)) => {
@@ -88,11 +99,45 @@ impl<K: Copy + Eq + Hash> SpaceSaving<K> {
     }
 }
 
+impl Sums {
+    fn add(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.packets += other.packets;
+        self.samples += other.samples;
+    }
+}
+
+/// What a client sends to a Service; an empty name if to several.
+#[derive(Clone, Debug)]
+struct ClientTraffic {
+    client: IpAddr,
+    service: String,
+    sums: Sums,
+}
+
+/// One row for each client.
+fn by_client(rows: impl Iterator<Item = ClientTraffic>) -> Vec<ClientTraffic> {
+    let mut clients: HashMap<IpAddr, ClientTraffic> = HashMap::new();
+    for row in rows {
+        match clients.entry(row.client) {
+            Place::Vacant(place) => _ = place.insert(row),
+            Place::Occupied(mut place) => {
+                let known = place.get_mut();
+                known.sums.add(row.sums);
+                if known.service != row.service {
+                    known.service.clear();
+                }
+            }
+        }
+    }
+    clients.into_values().collect()
+}
+
 /// The summaries of one interval.
 #[derive(Clone, Debug)]
 pub(super) struct HeaviestSummary {
     flows: SpaceSaving<FlowKey>,
-    clients: SpaceSaving<IpAddr>,
+    clients: SpaceSaving<ClientKey>,
 }
 
 impl HeaviestSummary {
@@ -104,7 +149,8 @@ impl HeaviestSummary {
     pub(super) fn add(&mut self, packet: SampledPacket, flow: FlowView) {
         let key = FlowKey { protocol: flow.protocol, client: flow.client, frontend: flow.frontend };
         self.flows.add(key, packet, flow);
-        self.clients.add(flow.client.ip(), packet, flow);
+        let key = ClientKey { protocol: flow.protocol, client: flow.client.ip(), frontend: flow.frontend };
+        self.clients.add(key, packet, flow);
     }
 
     /// The rows of a request, of an interval of `seconds`.
@@ -117,9 +163,9 @@ impl HeaviestSummary {
     ) -> v1::ListHeaviestResponse {
         let wanted = |name: &String| (!name.is_empty()).then_some(name.clone());
         let (service, namespace) = (wanted(&request.service), wanted(&request.namespace));
-        let is_wanted = |row: &v1::HeavyTraffic| {
+        let is_wanted = |found: &str| {
             let is_all = service.is_none() && namespace.is_none();
-            is_all || is_of(&row.service, service.as_deref(), namespace.as_deref())
+            is_all || is_of(found, service.as_deref(), namespace.as_deref())
         };
         let flows = self.flows.entries.iter().map(|entry| {
             let address = snapshot.backend(entry.last.backend).map_or(entry.last.backend_address, |backend| backend.address);
@@ -128,40 +174,54 @@ impl HeaviestSummary {
                 client: entry.key.client.to_string(),
                 frontend: entry.key.frontend.to_string(),
                 backend: address.to_string(),
-                ..row(entry, seconds, snapshot)
+                ..row(service_of(snapshot, entry.key.frontend, entry.key.protocol), entry.sums, seconds)
             }
         });
-        let clients = self.clients.entries.iter().map(|entry| {
-            let row = v1::HeavyTraffic { client: entry.key.to_string(), ..row(entry, seconds, snapshot) };
-            if entry.is_mixed && service.is_none() { v1::HeavyTraffic { service: String::new(), ..row } } else { row }
+        let at_frontends = self.clients.entries.iter().filter_map(|Entry { key, sums, .. }| {
+            let service = service_of(snapshot, key.frontend, key.protocol);
+            is_wanted(&service).then_some(ClientTraffic { client: key.client, service, sums: *sums })
+        });
+        let clients = by_client(at_frontends).into_iter().map(|ClientTraffic { client, service, sums }| v1::HeavyTraffic {
+            client: client.to_string(),
+            ..row(service, sums, seconds)
         });
         let first = |rows: &mut dyn Iterator<Item = v1::HeavyTraffic>| {
-            let mut rows: Vec<_> = rows.filter(is_wanted).collect();
+            let mut rows: Vec<_> = rows.collect();
             rows.sort_by(|a, b| b.bits_per_second.cmp(&a.bits_per_second).then_with(|| a.client.cmp(&b.client)));
             rows.truncate(limit);
             rows
         };
-        v1::ListHeaviestResponse { flows: first(&mut { flows }), clients: first(&mut { clients }), silent: Vec::new() }
+        v1::ListHeaviestResponse {
+            flows: first(&mut flows.filter(|row| is_wanted(&row.service))),
+            clients: first(&mut { clients }),
+            silent: Vec::new(),
+        }
     }
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // rates are positive, and far below 2^64
-fn row<K>(entry: &Entry<K>, seconds: f64, snapshot: &Snapshot) -> v1::HeavyTraffic {
+fn row(service: String, sums: Sums, seconds: f64) -> v1::HeavyTraffic {
     let rate = |count: u64| (count as f64 / seconds).round() as u64;
     v1::HeavyTraffic {
-        service: service_of(snapshot, entry.last.frontend, entry.last.protocol),
-        packets_per_second: rate(entry.packets),
-        bits_per_second: rate(entry.bytes * 8),
-        samples: entry.samples,
+        service,
+        packets_per_second: rate(sums.packets),
+        bits_per_second: rate(sums.bytes * 8),
+        samples: sums.samples,
         ..v1::HeavyTraffic::default()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use dataplane::flow::{BackendId, Direction, FlowMode, FlowState, Ticks};
+    use dataplane::{Compiler, Health, Network};
+    use proto::{Service, ServicePort};
 
     use super::*;
+    use crate::controller_client::received::tests::{service, state};
+    use crate::worker_threads::inquiries::tests::config;
 
     fn flow(client: u32) -> FlowView {
         FlowView {
@@ -206,5 +266,44 @@ mod tests {
         assert_eq!((heaviest.packets_per_second, heaviest.bits_per_second), (20_000, 20_000 * 1_400 * 8));
         let none = v1::ListHeaviestRequest { service: "other".to_owned(), ..Default::default() };
         assert!(summary.rows(&none, 5, 1.0, &inquiries.snapshot()).flows.is_empty());
+    }
+
+    /// Service `default/a` at ports 80 and 443, and `default/b` at port 81.
+    fn snapshot() -> Snapshot {
+        let of = |name: &str, numbers: &[u16]| {
+            let one = service(name, &["10.0.0.11:8080"]);
+            let port = |number: &u16| ServicePort { port: *number, ..one.ports[0].clone() };
+            Arc::new(Service { ports: numbers.iter().map(port).collect(), ..Service::clone(&one) })
+        };
+        let state = state("e", 1, &[of("a", &[80, 443]), of("b", &[81])]);
+        Compiler::new(config()).compile(&state, &Network::default(), &Health::default(), 0)
+    }
+
+    #[test]
+    fn a_client_is_listed_with_what_it_sends_to_the_services_that_were_asked_for() {
+        let snapshot = snapshot();
+        let to = |client, port| FlowView { frontend: SocketAddr::new([192, 0, 2, 100].into(), port), ..flow(client) };
+        let (both, one) = (0x0a00_0001, 0x0a00_0002);
+        // In either order, the last packet is of another frontend.
+        for mut packets in [[(both, 80, 1), (both, 81, 1_000)], [(both, 81, 1_000), (both, 80, 1)]].map(Vec::from) {
+            packets.extend([(one, 80, 30), (one, 443, 20)]);
+            let mut summary = HeaviestSummary::new();
+            for (client, port, times) in packets {
+                (0..times).for_each(|_| summary.add(packet(100), to(client, port)));
+            }
+            let clients = |service: &str, namespace: &str| -> Vec<(String, String, u64)> {
+                let (service, namespace) = (service.to_owned(), namespace.to_owned());
+                let request = v1::ListHeaviestRequest { service, namespace, ..Default::default() };
+                let rows = summary.rows(&request, 5, 1.0, &snapshot).clients;
+                rows.into_iter().map(|row| (row.client, row.service, row.packets_per_second)).collect()
+            };
+            let row = |client: &str, service: &str, packets: u64| (client.to_owned(), service.to_owned(), packets);
+            let all = [row("10.0.0.1", "", 10_010), row("10.0.0.2", "default/a", 500)];
+            assert_eq!(clients("", ""), all);
+            assert_eq!(clients("", "default"), all);
+            assert_eq!(clients("default/a", ""), [row("10.0.0.2", "default/a", 500), row("10.0.0.1", "default/a", 10)]);
+            assert_eq!(clients("b", "default"), [row("10.0.0.1", "default/b", 10_000)]);
+            assert_eq!(clients("", "other"), []);
+        }
     }
 }

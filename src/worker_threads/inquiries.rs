@@ -293,12 +293,16 @@ pub(crate) mod tests {
         Explainer::new(Steering::own_hash(1, 7), 7)
     }
 
-    fn publisher() -> Publisher {
+    /// The configuration of a gateway without ports.
+    pub(crate) fn config() -> Config {
         let (ports, snat, node_port_addresses) = (vec![], vec![], vec![]);
         let (shared_snat, flows, tunnel) = (false, FlowLimits::default(), Tunnel::default());
         let targets_max = dataplane::flow::TARGETS_MAX;
-        let config = Config { ports, snat, shared_snat, node_port_addresses, flows, targets_max, tunnel };
-        Publisher::new(Compiler::new(config).initial(), 0).0
+        Config { ports, snat, shared_snat, node_port_addresses, flows, targets_max, tunnel }
+    }
+
+    fn publisher() -> Publisher {
+        Publisher::new(Compiler::new(config()).initial(), 0).0
     }
 
     /// Of a gateway without workers.
