@@ -25,6 +25,8 @@ const AWS_ATTRIBUTES: &str = "service.beta.kubernetes.io/aws-load-balancer-targe
 /// Prefix of the attributes of PROXY protocol. `client_to_server.header_placement` has two values, both of which the
 /// gateway satisfies: the header is sent with the first segment and again until it is acknowledged.
 const AWS_ATTRIBUTE: &str = "proxy_protocol_v2.";
+/// See [`AWS_ATTRIBUTE`].
+const AWS_PLACEMENT: &str = "client_to_server.header_placement";
 /// Linode's settings of one port: a JSON object.
 const LINODE_PORT: &str = "service.beta.kubernetes.io/linode-loadbalancer-port-";
 /// The key in it.
@@ -143,10 +145,11 @@ struct Asked {
 /// If a value cannot be read, a port that ours name does not exist, or ours ask for a header on a port that cannot have it.
 pub(super) fn apply(annotations: &Annotations, ports: &mut [PortSpec], notes: &mut Vec<Remark>) -> Result<(), SpecError> {
     let mut asked: Vec<Asked> = ours(annotations, ports)?.into_iter().collect();
-    asked.extend(aws(annotations, ports, notes)?);
+    asked.extend(aws(annotations, ports)?);
     for aliases in PRODUCTS {
         asked.extend(of_product(annotations, aliases, ports)?);
     }
+    notes.extend(annotations.iter().filter_map(|(key, value)| absent_port(key, value.trim(), ports)));
     let Some((used, others)) = asked.split_first() else { return Ok(()) };
     for other in others.iter().filter(|other| other.headers != used.headers) {
         let (place, other) = (&used.place, &other.place);
@@ -226,7 +229,7 @@ fn second(place: &str, ports: &[PortSpec], is_asked: impl Fn(&PortSpec) -> bool)
 }
 
 /// AWS's annotations, in the order in which they override each other.
-fn aws(annotations: &Annotations, ports: &[PortSpec], notes: &mut Vec<Remark>) -> Result<Vec<Asked>, SpecError> {
+fn aws(annotations: &Annotations, ports: &[PortSpec]) -> Result<Vec<Asked>, SpecError> {
     let mut asked = Vec::new();
     if let Some(found) = value(annotations, AWS_ALL) {
         if found != "*" {
@@ -236,10 +239,6 @@ fn aws(annotations: &Annotations, ports: &[PortSpec], notes: &mut Vec<Remark>) -
     }
     if let Some(list) = value(annotations, AWS_PORTS) {
         let numbers = numbers(AWS_PORTS, list, "numbers of ports, with commas between")?;
-        if let Some(none) = numbers.iter().find(|number| !ports.iter().any(|port| port.port == **number)) {
-            let text = format!("annotation {AWS_PORTS}: the Service has no port {none}; it is left out");
-            notes.push(Remark::new(Cause::AnnotationIgnored, text));
-        }
         asked.push(second(AWS_PORTS, ports, |port| numbers.contains(&port.port)));
     }
     asked.extend(aws_attributes(annotations, ports)?);
@@ -267,11 +266,37 @@ fn aws_attributes(annotations: &Annotations, ports: &[PortSpec]) -> Result<Optio
 
 /// The value of the attribute in one of AWS's lists `a=b,c=d`.
 fn enabled(annotations: &Annotations, key: &str) -> Result<Option<bool>, SpecError> {
-    let pairs = value(annotations, key).into_iter().flat_map(parts).filter_map(|pair| pair.split_once('='));
-    let mut found = pairs.filter(|(name, _)| name.trim().strip_prefix(AWS_ATTRIBUTE) == Some("enabled"));
-    let parse = |text: &str| text.trim().to_ascii_lowercase().parse();
-    let value = |(_, text): (&str, &str)| parse(text).map_err(|_| error(key, text, "proxy_protocol_v2.enabled=true or =false"));
-    found.next().map(value).transpose()
+    let mut enabled = None;
+    for pair in value(annotations, key).into_iter().flat_map(parts) {
+        let (name, text) = pair.split_once('=').map_or((pair, None), |(name, text)| (name.trim(), Some(text.trim())));
+        let Some(attribute) = name.strip_prefix(AWS_ATTRIBUTE) else { continue };
+        let found = match (attribute, text) {
+            ("enabled", Some(text)) => text.to_ascii_lowercase().parse().ok(),
+            (AWS_PLACEMENT, Some(_)) => continue,
+            _ => None,
+        };
+        let expected = format!("{AWS_ATTRIBUTE}enabled=true or =false, or {AWS_ATTRIBUTE}{AWS_PLACEMENT}=...");
+        enabled = enabled.or(Some(found.ok_or_else(|| error(key, pair, &expected))?));
+    }
+    Ok(enabled)
+}
+
+/// A remark if an annotation of another product names a port that the Service does not have.
+fn absent_port(key: &str, value: &str, ports: &[PortSpec]) -> Option<Remark> {
+    let absent = named_by_others(key, value).into_iter().find(|part| !ports.iter().any(|port| part.parse() == Ok(port.port)))?;
+    let text = format!("annotation {key}: the Service has no port {absent}; it is left out");
+    Some(Remark::new(Cause::AnnotationIgnored, text))
+}
+
+/// The ports that an annotation of another product names, in its value or at the end of its key.
+fn named_by_others<'a>(key: &'a str, value: &'a str) -> Vec<&'a str> {
+    let of_aws = || key.strip_prefix(AWS_ATTRIBUTES)?.strip_prefix('.').filter(|_| value.contains(AWS_ATTRIBUTE));
+    let of_linode = || key.strip_prefix(LINODE_PORT).filter(|_| value.contains(LINODE_KEY));
+    let is_listed = |alias: &Alias| alias.key == key && matches!(alias.format, Format::Ports(_));
+    if key == AWS_PORTS || PRODUCTS.iter().flat_map(|aliases| aliases.iter()).any(is_listed) {
+        return parts(value).filter(|part| part.parse::<u16>().is_ok()).collect();
+    }
+    of_aws().or_else(of_linode).into_iter().collect()
 }
 
 /// What the annotations of a product ask for; `None` if for no header.

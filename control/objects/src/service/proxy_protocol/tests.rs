@@ -96,10 +96,38 @@ fn the_annotations_of_aws_mean_what_its_controller_does() {
     let unknown = apply_to(&[(AWS_PORTS, "80,8080")]).unwrap();
     assert_eq!(unknown.headers, [SECOND, NONE, NONE, NONE]);
     assert!(unknown.notes[0].contains("no port 8080"), "{:?}", unknown.notes);
-    for (key, value) in [(AWS_ALL, "true"), (AWS_PORTS, "https"), (AWS_ATTRIBUTES, "proxy_protocol_v2.enabled=yes")] {
-        let error = apply_to(&[(key, value)]).err().unwrap();
+    for (key, value) in [
+        (AWS_ALL, "true"),
+        (AWS_PORTS, "https"),
+        (AWS_ATTRIBUTES, "proxy_protocol_v2.enabled=yes"),
+        (AWS_ATTRIBUTES, "proxy_protocol_v2.enable=true"),
+        (AWS_ATTRIBUTES, "stickiness.enabled=true, proxy_protocol_v2.enabled"),
+        (AWS_ATTRIBUTES, "proxy_protocol_v2.enabled=true, proxy_protocol_v2.client_to_server.header_placement"),
+        (&of_80, "proxy_protocol_v2.enable=true"),
+    ] {
+        let error = apply_to(&[(key, value)]).err().unwrap_or_else(|| panic!("{value} is no error"));
         assert!(error.contains(key), "{error}");
     }
+}
+
+#[test]
+fn a_port_that_the_service_does_not_have_is_a_remark() {
+    let scw = "service.beta.kubernetes.io/scw-loadbalancer-proxy-protocol-v2";
+    let attributes = |port: &str| format!("{AWS_ATTRIBUTES}.{port}");
+    for (key, value, expected) in [
+        (attributes("8443"), "proxy_protocol_v2.enabled=true", "no port 8443"),
+        (attributes("https"), "proxy_protocol_v2.enabled=true", "no port https"),
+        (format!("{LINODE_PORT}8443"), r#"{"proxy-protocol": "v2"}"#, "no port 8443"),
+        (format!("{LINODE_PORT}8443"), r#"{"proxy-protocol": v2"#, "no port 8443"),
+        (scw.to_owned(), "8443", "no port 8443"),
+    ] {
+        let applied = apply_to(&[(&key, value)]).unwrap();
+        assert_eq!(applied.headers, [NONE; 4], "{key}");
+        assert!(applied.notes.len() == 1 && applied.notes[0].contains(expected), "{key}: {:?}", applied.notes);
+    }
+    let both = apply_to(&[(scw, "443, 8443")]).unwrap();
+    assert_eq!((both.headers, both.notes.len()), (vec![NONE, SECOND, NONE, NONE], 1));
+    headers(&[(&attributes("8443"), "stickiness.enabled=true"), (&format!("{LINODE_PORT}8443"), r#"{"protocol": "tcp"}"#)]);
 }
 
 /// A row for each annotation of another product: what switches it on, the headers, and what switches it off.
