@@ -2,8 +2,8 @@
 //!
 //! Invariant: a domain value converted from a message satisfies every rule that its type documents (ordered backends,
 //! one family per port, known words), so no other module checks again. If a message of a newer version uses a feature
-//! that this program does not know, only that Service fails, not the whole stream. Not here: the stream, and the
-//! handling of a Service that cannot be converted.
+//! that this program does not know, only that Service fails, not the whole stream or file, whose readers put a
+//! [`refused_service`] in its place. Not here: the stream and the file.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub use fields::{address, address_bytes, service_name};
 pub use fleet_status::fleet_status;
 pub use gateway_profile::{profile, with_profile};
 pub use membership::membership;
-pub use refusal::{read_reported_refusal, reported_refusal};
+pub use refusal::{read_reported_refusal, refused_service, reported_refusal};
 
 use fields::{address_of, family, family_number, milliseconds, optional_duration, optional_port, port};
 

@@ -2,8 +2,8 @@
 //!
 //! The file is `state` in the state directory: [`sealed`] with the time at which it was last known to be current, the
 //! version of the program that wrote it with a line feed, and a full `WatchResponse`, which also says whether the gateway
-//! is drained. It is replaced by a rename. Invariant: a loaded state is exactly the saved one. A damaged file is moved
-//! aside with an error in the log and not used. Deliberately not here: which parts of a loaded state may be used
+//! is drained. It is replaced by a rename. Invariant: a loaded state is exactly the saved one, but for Services that only
+//! a newer version can read, which are refused. A damaged file is moved aside with an error in the log and not used. Deliberately not here: which parts of a loaded state may be used
 //! (`usable`).
 
 pub mod directories;
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use control::store::files::Survives;
 use prost::Message as _;
-use proto::convert::{self, ConvertError, full};
-use proto::{GatewayState, Generation, NodeSets, Origin, Pool, State, v1};
+use proto::convert::{self, ConvertError, full, refused_service, service_name};
+use proto::{GatewayState, Generation, NodeSets, Origin, Pool, Services, State, v1};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -99,7 +99,7 @@ impl StateFile {
     /// The newest state, if there is one, and whether it was current within `max_age` before `now`. A state from the
     /// future has an unknown age: a clock that was set back must not cost all services, and endpoints are not used before
     /// they pass a probe. The generation is empty if another version of the program wrote the file, which may lack fields
-    /// that this version knows; the full state is then requested again.
+    /// that this version knows; the full state is then requested again. So it is if a Service is of a newer version.
     ///
     /// # Errors
     /// If there are files and none of them is usable.
@@ -202,15 +202,25 @@ fn decode(bytes: &[u8]) -> Result<(Moment, State, bool), StateFileDamage> {
     let end = content.iter().position(|byte| *byte == b'\n').ok_or(StateFileDamage::Encoding)?;
     let (version, message) = content.split_at(end);
     let message = v1::WatchResponse::decode(&message[1..]).map_err(|_| StateFileDamage::Encoding)?;
-    let known_generation = message.generation.filter(|_| version == VERSION.as_bytes());
     let (sets, errors) = convert::node_sets(message.node_sets, &NodeSets::new());
     if let Some(error) = errors.into_iter().next() {
         return Err(error.into());
     }
-    let service = |message| convert::service(message, &sets).map(|service| (service.name.clone(), Arc::new(service)));
+    let (mut services, mut are_whole) = (Services::new(), true);
+    for message in message.services {
+        let name = service_name(&format!("{}/{}", message.namespace, message.name))?;
+        let service = convert::service(message, &sets).unwrap_or_else(|error| {
+            tracing::error!(service = %name, %error, "this gateway cannot read the Service on disk, and does not serve it");
+            are_whole = false;
+            refused_service(name, &error)
+        });
+        services.insert(service.name.clone(), Arc::new(service));
+    }
+    // Without a generation the controller sends everything.
+    let known_generation = message.generation.filter(|_| are_whole && version == VERSION.as_bytes());
     let state = State {
         generation: known_generation.map_or_else(Generation::default, Generation::from),
-        services: message.services.into_iter().map(service).collect::<Result<_, _>>()?,
+        services,
         pools: message.pools.into_iter().map(Pool::try_from).collect::<Result<_, _>>()?,
     };
     Ok((written, state, message.draining))
@@ -281,6 +291,8 @@ impl StateWriter {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+
+    use proto::{Reason, ServiceName};
 
     use super::sealed::tests::moment;
     use super::*;
@@ -390,6 +402,22 @@ mod tests {
         let bytes = seal(FORMAT, now, &[b"0.0.1\n", message.as_slice()].concat());
         let (_, loaded, _) = decode(&bytes).unwrap();
         assert_eq!(loaded, State { generation: Generation::default(), ..state });
+    }
+
+    #[test]
+    fn a_service_of_a_newer_version_is_refused_alone() {
+        let (_dir, _, state, now) = saved();
+        let mut message = full(&state);
+        "nat+later".clone_into(&mut message.services[0].mode);
+        let saved_by = |version: &str| seal(FORMAT, now, &[version.as_bytes(), b"\n", &message.encode_to_vec()].concat());
+        for version in [VERSION, "99.0.0"] {
+            let (_, loaded, _) = decode(&saved_by(version)).unwrap();
+            let [a, b] = ["a", "b"].map(|name| &loaded.services[&ServiceName::new("default", name)]);
+            let refusal = a.refusal.as_ref().expect("a refusal");
+            assert!(refusal.reason == Reason::Unsupported && refusal.message.contains("nat+later"), "{refusal:?}");
+            assert_eq!(*b, service("b", &["10.0.0.2:80", "10.0.0.3:80"]));
+            assert_eq!(loaded.generation, Generation::default(), "the controller sends the Service again");
+        }
     }
 
     #[tokio::test(start_paused = true)]

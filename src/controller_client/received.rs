@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use proto::convert::{self, ConvertError, service_name};
-use proto::{GatewayState, Generation, NodeSets, Origin, Pool, Reason, Refusal, Service, ServiceName, Services, State, v1};
+use proto::convert::{self, ConvertError, refused_service, service_name};
+use proto::{GatewayState, Generation, NodeSets, Origin, Pool, Service, Services, State, v1};
 
 /// Why a message is unusable. The stream is opened again.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -118,17 +118,9 @@ fn read(message: v1::Service, sets: &NodeSets) -> Option<(Service, Vec<u8>)> {
     let hash = message.hash.clone();
     let service = convert::service(message, sets).unwrap_or_else(|error| {
         tracing::error!(service = %name, %error, "this gateway cannot serve the Service");
-        refused(name, &error)
+        refused_service(name, &error)
     });
     Some((service, hash))
-}
-
-/// Placeholder for a Service that cannot be decoded. Its policy is meaningless, because it has no port.
-fn refused(name: ServiceName, error: &ConvertError) -> Service {
-    Service {
-        refusal: Some(Refusal { reason: Reason::Unsupported, message: error.to_string() }),
-        ..Service::new(name, Vec::new())
-    }
 }
 
 #[cfg(test)]
@@ -136,7 +128,9 @@ pub(crate) mod tests {
     use std::net::SocketAddr;
 
     use proto::convert::{difference, full};
-    use proto::{Backend, BackendState, Family, MaglevSpec, NodeBackend, NodeSet, NodesAt, Protocol, ServicePort};
+    use proto::{
+        Backend, BackendState, Family, MaglevSpec, NodeBackend, NodeSet, NodesAt, Protocol, Reason, ServiceName, ServicePort,
+    };
 
     use super::*;
 

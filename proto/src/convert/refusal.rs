@@ -2,7 +2,7 @@
 
 use super::error::ConvertError;
 use crate::limits::{REFUSAL_BYTES_MAX, cut_bytes};
-use crate::{Reason, Refusal, v1};
+use crate::{Reason, Refusal, Service, ServiceName, v1};
 
 impl From<&Refusal> for v1::Refusal {
     fn from(refusal: &Refusal) -> Self {
@@ -25,6 +25,15 @@ impl TryFrom<v1::Refusal> for Refusal {
 #[must_use]
 pub fn reported_refusal(refusal: &Refusal) -> v1::Refusal {
     v1::Refusal { message: cut(&refusal.message).to_owned(), ..v1::Refusal::from(refusal) }
+}
+
+/// Placeholder for a Service that cannot be converted. Its policy is meaningless, because it has no port.
+#[must_use]
+pub fn refused_service(name: ServiceName, error: &ConvertError) -> Service {
+    Service {
+        refusal: Some(Refusal { reason: Reason::Unsupported, message: error.to_string() }),
+        ..Service::new(name, Vec::new())
+    }
 }
 
 /// A reported refusal as a controller reads it; a reason of a newer version becomes [`Reason::Refused`].
