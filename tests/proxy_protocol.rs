@@ -185,11 +185,13 @@ impl Bed {
         };
         let servers: Vec<_> = SERVERS.into_iter().filter(is_installed).collect();
         let start: Vec<_> = servers.iter().map(|server| server.start).collect();
-        edge.script(&format!(
+        // Its end stops servers that have started, also when a later one does not start.
+        let bed = Self { edge, servers };
+        bed.edge.script(&format!(
             "set -e; . tests/edge/router.sh; . tests/edge/proxy_servers.sh; make_router 1500; {}",
             start.join("; ")
         ));
-        Some(Self { edge, servers })
+        Some(bed)
     }
 
     /// Starts the gateway with one manifest of all Services.
@@ -267,6 +269,14 @@ struct Opened {
     child: Child,
 }
 
+/// A failed test ends its clients, too.
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// The end of the log of a server, for a message.
 fn log_end(bed: &Bed, server: &str) -> String {
     let backend = SERVERS.iter().find(|known| known.name == server).map_or(0, |known| known.backend);
@@ -295,12 +305,11 @@ fn assert_connections_end_well(bed: &Bed, load: Load) {
             }
         }
     }
-    for Opened { server, what, expected, child } in opened {
-        let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for mut one in opened {
+        let text = std::io::read_to_string(one.child.stdout.take().unwrap()).unwrap();
         let lines: Vec<_> = text.lines().map(|line| line.replace(" 2.0.0", "")).collect();
-        let (status, drops) = (output.status, bed.edge.drops());
-        assert_eq!(lines, expected, "{what}: {status}; drops {drops:?}; the server's log:\n{}", log_end(bed, server));
+        let (status, drops, what) = (one.child.wait().unwrap(), bed.edge.drops(), &one.what);
+        assert_eq!(lines, one.expected, "{what}: {status}; drops {drops:?}; the server's log:\n{}", log_end(bed, one.server));
     }
 }
 
