@@ -82,7 +82,7 @@ async fn list(
                 break;
             }
         }
-        if is_first && flows.is_empty() && !names.is_all() {
+        if is_first && flows.is_empty() && silent.is_empty() && !names.is_all() {
             // A list without flows is not to be taken for one of a Service without any.
             names.expect_known(client, &std::collections::BTreeSet::new()).await?;
         }

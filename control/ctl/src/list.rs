@@ -52,7 +52,8 @@ pub(super) async fn follow<R: Row>(
         }
         let reasons: BTreeSet<_> = rows.iter().filter(|_| R::HAS_ALL_REASONS).map(|row| row.subject().reason).collect();
         let rows: Vec<R> = rows.into_iter().filter(|row| selection.has(&row.subject())).collect();
-        if rows.is_empty() && !has_asked.replace(true) {
+        // A gateway that is silent may have what is missed.
+        if rows.is_empty() && silent.is_empty() && !has_asked.replace(true) {
             selection.expect_known(client, &reasons).await?;
         }
         Ok((rows, silent))

@@ -118,7 +118,9 @@ impl Admin for Canned {
         let request = request.into_inner();
         // A Service without flows, and one that there is not.
         if ["sticky", "default/wbe"].contains(&request.service.as_str()) {
-            return Ok(Response::new(v1::ListFlowsResponse::default()));
+            let silent = v1::Silent { gateway: "edge-3".into(), reason: "it gave no answer".into() };
+            let silent = self.of_several.then_some(silent).into_iter().collect();
+            return Ok(Response::new(v1::ListFlowsResponse { silent, ..Default::default() }));
         }
         let port = if request.page_token.is_empty() { 5555 } else { 5556 };
         let flow = v1::FlowStatus {
