@@ -183,6 +183,7 @@ impl ServiceBuilder<'_> {
         let policy = frontend.policy;
         notes.extend(source.slices.iter().flat_map(|slice| &slice.notes).cloned());
         notes.extend(policy.client_address_remark(spec));
+        notes.extend(policy.missing_header_remark(spec));
         notes.extend(spec.health.remarks(policy.probe));
         tables.retain(|(protocol, port, _), _| spec.ports.iter().any(|one| (one.protocol, one.port) == (*protocol, *port)));
         if let Some(refusal) = policy.refusal(spec, self.entry.candidate.kind) {

@@ -97,6 +97,15 @@ impl Policy {
         self.loses_client_address(spec).then(|| Remark::new(Cause::ClientAddressLost, text))
     }
 
+    /// What the owner is told who has nodes send packets for the VIP past the gateway, to backends that expect a header.
+    #[must_use]
+    pub fn missing_header_remark(&self, spec: &ServiceSpec) -> Option<Remark> {
+        let text = "Clients in the cluster reach backends without the PROXY header that these expect: kube-proxy sends packets \
+                    for an address with ipMode VIP to backends itself. Remove annotation sluice.dev/ip-mode, or set it to Proxy";
+        let is_past = self.ip_mode == IpMode::Vip && spec.has_proxy_header();
+        is_past.then(|| Remark::new(Cause::ClientAddressLost, text))
+    }
+
     /// The port at which a node accepts packets for `port` of the Service: that of the VIP if addresses are not
     /// rewritten.
     #[must_use]
@@ -217,7 +226,15 @@ mod tests {
             }
         }
         let by_hand = candidate("LoadBalancer", &[("proxy-protocol", "v1"), ("ip-mode", "VIP")], json!({"port": 80}));
+        let spec = by_hand.wanted.as_ref().unwrap();
         assert_eq!(policy(&by_hand, Mode::Dnat).ip_mode, IpMode::Vip);
+        let remark = policy(&by_hand, Mode::Dnat).missing_header_remark(spec).expect("a remark");
+        assert!(remark.text.contains("Remove annotation sluice.dev/ip-mode"), "{}", remark.text);
+        for usual in [[("proxy-protocol", "v1"), ("ip-mode", "Proxy")], [("mode", "dnat"), ("ip-mode", "VIP")]] {
+            let candidate = candidate("LoadBalancer", &usual, json!({"port": 80}));
+            let spec = candidate.wanted.as_ref().unwrap();
+            assert_eq!(policy(&candidate, Mode::Dnat).missing_header_remark(spec).map(|remark| remark.text), None);
+        }
     }
 
     #[test]
