@@ -17,7 +17,7 @@ use super::reading::{FigureCounters, Reading};
 pub(super) const POINT_EVERY: Duration = Duration::from_secs(2);
 /// Points of a line: 3 minutes.
 const POINTS: usize = 90;
-/// Services with a line: 10,000 lines of 360 bytes are 3.6 MB. Of more Services, those that come first have one.
+/// Services with a line: 10,000 lines of 720 bytes (90 points of 8 bytes) are 7.2 MB. Of more Services, those that come first have one.
 const SERVICES_MAX: usize = 10_000;
 
 /// A line, the newest point last; `null` where nothing is known.
@@ -63,7 +63,8 @@ impl StatusLines {
             if !self.services.contains_key(name) && self.services.len() >= SERVICES_MAX {
                 continue;
             }
-            let (packets, line) = self.services.entry(Arc::clone(name)).or_insert_with(|| (rank.packets, RateLine::new()));
+            let (packets, line) =
+                self.services.entry(Arc::clone(name)).or_insert_with(|| (rank.packets, RateLine::with_capacity(POINTS)));
             let grown = rank.packets.checked_sub(*packets);
             push(line, seconds.zip(grown).map(|(seconds, grown)| a_second(grown, seconds)));
             *packets = rank.packets;
