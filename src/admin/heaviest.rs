@@ -213,15 +213,9 @@ fn row(service: String, sums: Sums, seconds: f64) -> v1::HeavyTraffic {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use dataplane::flow::{BackendId, Direction, FlowMode, FlowState, Ticks};
-    use dataplane::{Compiler, Health, Network};
-    use proto::{Service, ServicePort};
 
     use super::*;
-    use crate::controller_client::received::tests::{service, state};
-    use crate::worker_threads::inquiries::tests::config;
 
     fn flow(client: u32) -> FlowView {
         FlowView {
@@ -268,42 +262,24 @@ mod tests {
         assert!(summary.rows(&none, 5, 1.0, &inquiries.snapshot()).flows.is_empty());
     }
 
-    /// Service `default/a` at ports 80 and 443, and `default/b` at port 81.
-    fn snapshot() -> Snapshot {
-        let of = |name: &str, numbers: &[u16]| {
-            let one = service(name, &["10.0.0.11:8080"]);
-            let port = |number: &u16| ServicePort { port: *number, ..one.ports[0].clone() };
-            Arc::new(Service { ports: numbers.iter().map(port).collect(), ..Service::clone(&one) })
-        };
-        let state = state("e", 1, &[of("a", &[80, 443]), of("b", &[81])]);
-        Compiler::new(config()).compile(&state, &Network::default(), &Health::default(), 0)
-    }
-
     #[test]
-    fn a_client_is_listed_with_what_it_sends_to_the_services_that_were_asked_for() {
-        let snapshot = snapshot();
-        let to = |client, port| FlowView { frontend: SocketAddr::new([192, 0, 2, 100].into(), port), ..flow(client) };
-        let (both, one) = (0x0a00_0001, 0x0a00_0002);
-        // In either order, the last packet is of another frontend.
-        for mut packets in [[(both, 80, 1), (both, 81, 1_000)], [(both, 81, 1_000), (both, 80, 1)]].map(Vec::from) {
-            packets.extend([(one, 80, 30), (one, 443, 20)]);
-            let mut summary = HeaviestSummary::new();
-            for (client, port, times) in packets {
-                (0..times).for_each(|_| summary.add(packet(100), to(client, port)));
-            }
-            let clients = |service: &str, namespace: &str| -> Vec<(String, String, u64)> {
-                let (service, namespace) = (service.to_owned(), namespace.to_owned());
-                let request = v1::ListHeaviestRequest { service, namespace, ..Default::default() };
-                let rows = summary.rows(&request, 5, 1.0, &snapshot).clients;
-                rows.into_iter().map(|row| (row.client, row.service, row.packets_per_second)).collect()
-            };
-            let row = |client: &str, service: &str, packets: u64| (client.to_owned(), service.to_owned(), packets);
-            let all = [row("10.0.0.1", "", 10_010), row("10.0.0.2", "default/a", 500)];
-            assert_eq!(clients("", ""), all);
-            assert_eq!(clients("", "default"), all);
-            assert_eq!(clients("default/a", ""), [row("10.0.0.2", "default/a", 500), row("10.0.0.1", "default/a", 10)]);
-            assert_eq!(clients("b", "default"), [row("10.0.0.1", "default/b", 10_000)]);
-            assert_eq!(clients("", "other"), []);
-        }
+    fn a_client_is_counted_at_each_frontend_and_has_one_row() {
+        let mut summary = HeaviestSummary::new();
+        let to = |port| FlowView { frontend: SocketAddr::new([192, 0, 2, 100].into(), port), ..flow(0x0a00_0001) };
+        summary.add(packet(100), to(80));
+        summary.add(packet(1_400), to(81));
+        let bytes: Vec<_> = summary.clients.entries.iter().map(|entry| entry.sums.bytes).collect();
+        assert_eq!(bytes, [1_000, 14_000]);
+        let sums = Sums { bytes: 100, packets: 2, samples: 1 };
+        let row = |client: u8, service: &str| ClientTraffic {
+            client: IpAddr::from([10, 0, 0, client]),
+            service: service.to_owned(),
+            sums,
+        };
+        let rows = [row(1, "shop/a"), row(1, "shop/b"), row(1, "shop/a"), row(2, "shop/a"), row(2, "shop/a")];
+        let mut clients = by_client(rows.into_iter());
+        clients.sort_by_key(|row| row.client);
+        let found: Vec<_> = clients.iter().map(|row| (row.service.as_str(), row.sums.bytes, row.sums.samples)).collect();
+        assert_eq!(found, [("", 300, 3), ("shop/a", 200, 2)]);
     }
 }

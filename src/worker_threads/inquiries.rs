@@ -293,16 +293,12 @@ pub(crate) mod tests {
         Explainer::new(Steering::own_hash(1, 7), 7)
     }
 
-    /// The configuration of a gateway without ports.
-    pub(crate) fn config() -> Config {
+    fn publisher() -> Publisher {
         let (ports, snat, node_port_addresses) = (vec![], vec![], vec![]);
         let (shared_snat, flows, tunnel) = (false, FlowLimits::default(), Tunnel::default());
         let targets_max = dataplane::flow::TARGETS_MAX;
-        Config { ports, snat, shared_snat, node_port_addresses, flows, targets_max, tunnel }
-    }
-
-    fn publisher() -> Publisher {
-        Publisher::new(Compiler::new(config()).initial(), 0).0
+        let config = Config { ports, snat, shared_snat, node_port_addresses, flows, targets_max, tunnel };
+        Publisher::new(Compiler::new(config).initial(), 0).0
     }
 
     /// Of a gateway without workers.
