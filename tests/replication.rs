@@ -145,6 +145,7 @@ fn a_pair_changes_its_key_while_it_replicates_and_refuses_the_old_one() {
         until("both gateways are in sync by a key that both have", || in_sync(&pair));
     }
     assert!([0, 1].iter().any(|n| pair.log(*n).contains(withdrawn)), "{}", pair.log(0));
+    until("no group of VIPs moves any more", || pair.has_settled(2));
     let clients = Clients::start(&pair, CONNECTIONS);
     until("each connection has a shadow flow", || have_shadows(&pair, CONNECTIONS));
     assert!(!refused(0) && !refused(1), "{}", pair.log(0));

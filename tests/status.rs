@@ -44,11 +44,7 @@ fn status_says_what_is_wrong_until_it_is_well_again_and_history_remembers() {
     wait_until_well(program, &edge);
 
     edge.script("stop_server 13");
-    let texts = [
-        "warning Service demo/web (some-unhealthy), since 20",
-        "tcp 10.0.0.13:8080: tcp 10.0.0.13:8080",
-        "-> `sluicectl backends`",
-    ];
+    let texts = ["warning Service demo/web (some-unhealthy), since 20", "tcp 10.0.0.13:8080", "-> `sluicectl backends`"];
     wait_for_trouble(program, &edge, &texts);
     let (document, code) = sluicectl(program, &edge, "status -o json");
     let document: serde_json::Value = serde_json::from_str(&document).unwrap();

@@ -330,7 +330,7 @@ fn count_up(value: &mut Value, counter: u64, at_ms: u64) {
             for (name, field) in fields {
                 match name.as_str() {
                     "at_ms" => *field = at_ms.into(),
-                    "flows" => *field = 16_777_216.into(),
+                    "flows" if field.is_number() => *field = 16_777_216.into(),
                     "speed_mbps" => *field = 400_000.into(),
                     "services" | "backends" | "healthy" if field.is_number() => *field = 100_000.into(),
                     "backends_unhealthy" | "backends_draining" => *field = 40_000.into(),

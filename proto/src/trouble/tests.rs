@@ -273,8 +273,9 @@ fn troubles_of_services() {
         tcp 10.0.0.2:80: refused; +1";
     assert_eq!(named, [expected]);
     let once = after(|all| {
+        all.services[0].healthy = 0;
         all.unhealthy =
-            vec![backend("10.0.0.1:80", "tcp 10.0.0.1:80 refused"), backend("10.0.0.2:80", "tcp 10.0.0.2:8080 refused")]
+            vec![backend("10.0.0.1:80", "tcp 10.0.0.1:80 refused"), backend("10.0.0.2:80", "tcp 10.0.0.2:8080 refused")];
     });
     assert!(once[0].ends_with(": tcp 10.0.0.1:80 refused; tcp 10.0.0.2:80: tcp 10.0.0.2:8080 refused"), "{once:?}");
 }

@@ -137,13 +137,16 @@ mod tests {
 
     use super::*;
 
+    /// Bytes of the part of a worker without flows: the lengths of seven empty sections.
+    const EMPTY_PART: usize = 7 * 8;
+
     #[test]
     fn what_is_written_is_read_by_the_next_process_once_and_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let file = FlowFile::new(StateDirs::with_runtime(&dir.path().join("state"), Some(&dir.path().join("run"))));
         assert!(file.read().is_none());
-        // A worker without flows: five empty sections.
-        let parts = [vec![0; 40], vec![0; 40]];
+        // Workers without flows.
+        let parts = [vec![0; EMPTY_PART], vec![0; EMPTY_PART]];
         fs::create_dir(dir.path().join("state")).unwrap();
         fs::write(dir.path().join("state/flows.new"), "left by a process that was killed").unwrap();
         file.write(42, true, &parts).unwrap();
@@ -168,7 +171,7 @@ mod tests {
         let file = FlowFile::new(StateDirs::with_runtime(dir.path(), None));
         // No file can take the name of a directory.
         fs::create_dir_all(dir.path().join("flows/taken")).unwrap();
-        file.write(42, true, &[vec![0; 40]]).unwrap_err();
+        file.write(42, true, &[vec![0; EMPTY_PART]]).unwrap_err();
         assert!(!dir.path().join("flows.new").exists());
     }
 
@@ -177,7 +180,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("state");
         let file = FlowFile::new(StateDirs::with_runtime(&disk, Some(&dir.path().join("run"))));
-        let parts = [vec![0; 40]];
+        let parts = [vec![0; EMPTY_PART]];
         file.write(1, true, &parts).unwrap();
         let old = fs::read(disk.join(FLOWS)).unwrap();
         fs::remove_dir_all(&disk).unwrap();
@@ -200,7 +203,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (disk, memory) = (dir.path().join("state"), dir.path().join("run/state"));
         let file = FlowFile::new(StateDirs::with_runtime(&disk, Some(&dir.path().join("run"))));
-        let parts = [vec![0; 40]];
+        let parts = [vec![0; EMPTY_PART]];
         fs::create_dir_all(&memory).unwrap();
         fs::write(memory.join(STATE), "what the disk did not take").unwrap();
         file.write(1, true, &parts).unwrap();
