@@ -11,6 +11,7 @@
 //!
 //! Not here: which position a flow has (`table`), and the order in which flows yield (`yield_order`).
 
+mod association_note;
 mod flow_groups;
 mod recorder;
 mod replicator;
@@ -30,6 +31,7 @@ use crate::wire::checksum::difference;
 use crate::wire::processor;
 use crate::wire::protocol::SCTP;
 use crate::wire::{Address, Transport, TupleKey};
+pub(super) use association_note::AssociationNote;
 pub(crate) use flow_groups::{FlowGroups, GroupHolder, GroupHoldings};
 pub(crate) use recorder::Meters;
 use recorder::Recorder;
@@ -410,16 +412,18 @@ impl<A: Address> Storage<A> {
         }
     }
 
-    /// Records the end of a flow that is still there.
+    /// Records the end of a flow that is still there. A watch is not told of flows of other gateways.
     #[inline(always)]
     pub(super) fn record_end(&mut self, index: u32, why: FlowEnd, now: Tick) {
         if self.tells {
-            let flow = FlowView::of(&self.get(index, now, now), now);
-            if let Some(watch) = &self.watch {
-                watch.ended(why, flow);
+            let flow = self.get(index, now, now);
+            let is_own = || self.replicator.as_ref().is_none_or(|replicator| replicator.own(&flow));
+            let view = FlowView::of(&flow, now);
+            if let Some(watch) = self.watch.as_ref().filter(|_| is_own()) {
+                watch.ended(why, view);
             }
             if let Some(recorder) = &mut self.recorder {
-                recorder.end(index, why, flow);
+                recorder.end(index, why, view);
             }
         }
     }
@@ -664,46 +668,5 @@ impl NumberUse {
             _ if mode.is_two_way() => Self::Unanswered,
             _ => Self::Packets,
         }
-    }
-}
-
-/// The note of a confirmed SCTP flow. It stands where other flows have their neighbours in the yield lists, which a
-/// confirmed flow does not have: the words in [`Storage`] have its tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct AssociationNote(u64);
-
-impl AssociationNote {
-    /// Bits of a note. The lower 32 say since when the backend does not answer (0: it does).
-    pub(super) const BITS: u32 = 33;
-    const PROVEN: u64 = 1 << 32;
-
-    /// The note of a flow; `None` of one that has none.
-    #[inline]
-    pub(super) fn of<A: Address>(flow: &Flow<A>) -> Option<Self> {
-        let unanswered = flow.unanswered_since.map_or(0, |since| since.0.max(1));
-        Self::is_for(flow).then(|| Self(u64::from(unanswered) | if flow.tags.proven { Self::PROVEN } else { 0 }))
-    }
-
-    /// Whether a flow has a note.
-    #[inline]
-    pub(super) fn is_for<A: Address>(flow: &Flow<A>) -> bool {
-        flow.protocol == SCTP && flow.state.is_confirmed()
-    }
-
-    /// The note in these bits.
-    pub(super) const fn of_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
-    /// The bits to keep.
-    pub(super) const fn bits(self) -> u64 {
-        self.0
-    }
-
-    /// Completes the flow.
-    #[allow(clippy::cast_possible_truncation)] // the lower half
-    pub(super) fn complete<A: Address>(self, flow: &mut Flow<A>) {
-        flow.unanswered_since = (self.0 as u32 != 0).then_some(Tick(self.0 as u32));
-        flow.tags.proven = self.0 & Self::PROVEN != 0;
     }
 }
