@@ -110,7 +110,7 @@ impl Scenario {
         (0..)
             .take(usize::try_from(count.clamp(1, SNAT_ADDRESSES_MAX)).unwrap_or(1))
             .map(|n: u32| match family {
-                Family::V4 => IpAddr::from(Ipv4Addr::from(0xc613_0000 + n)), // 198.19.0.0
+                Family::V4 => IpAddr::from(Ipv4Addr::from(0xc613_0100 + n)), // 198.19.1.0
                 Family::V6 => Ipv6Addr::from((0xfd00_0000_0000_000a_u128 << 64) + u128::from(n)).into(),
             })
             .collect()

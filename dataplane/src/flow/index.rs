@@ -368,7 +368,7 @@ impl Homes<'_> {
     pub(super) fn candidate(self, hash: u64, compare: impl Compare) -> Guess {
         let Some(bucket) = self.buckets.get(self.home(hash)) else { return Guess::Nowhere };
         match self.first(bucket, self.tag(hash), compare) {
-            Some(place) => Guess::At(place),
+            Some(position) => Guess::At(position),
             None if bucket.has_away() => Guess::Away,
             None => Guess::Nowhere,
         }

@@ -412,16 +412,18 @@ impl<A: Address> Storage<A> {
         }
     }
 
-    /// Records the end of a flow that is still there.
+    /// Records the end of a flow that is still there. A watch is not told of flows of other gateways.
     #[inline(always)]
     pub(super) fn record_end(&mut self, index: u32, why: FlowEnd, now: Tick) {
         if self.tells {
-            let flow = FlowView::of(&self.get(index, now, now), now);
-            if let Some(watch) = &self.watch {
-                watch.ended(why, flow);
+            let flow = self.get(index, now, now);
+            let is_own = || self.replicator.as_ref().is_none_or(|replicator| replicator.own(&flow));
+            let view = FlowView::of(&flow, now);
+            if let Some(watch) = self.watch.as_ref().filter(|_| is_own()) {
+                watch.ended(why, view);
             }
             if let Some(recorder) = &mut self.recorder {
-                recorder.end(index, why, flow);
+                recorder.end(index, why, view);
             }
         }
     }

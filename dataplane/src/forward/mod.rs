@@ -4,8 +4,8 @@
 //! `engine`, the state of the worker.
 //!
 //! Special cases have files of their own: `related` (fragments and ICMP errors, which follow the flow of another
-//! packet), `execution::answers` (ARP, resets, replies), `execution::linux` (packets of the kernel). `flow_transfer` takes over flows of the
-//! process before and of other gateways.
+//! packet), `execution::answers` (ARP, resets, replies), `execution::linux` (packets of the kernel). `flow_transfer`
+//! takes over flows of the process before and of other gateways.
 
 mod burst;
 mod decide;

@@ -1,8 +1,9 @@
-//! How packets end: sent, handed over, passed to the kernel, or dropped. Each is counted and shown to the observer once.
+//! The ends of packets: sent, handed over, answered, or dropped. Each is counted and shown to the observer once.
 //!
 //! **Invariant:** every packet that enters leaves by exactly one counted verdict.
 //!
-//! Not here: which end a packet comes to (`decide`), and the bytes that it leaves with (`rewrite`).
+//! Not here: which end a packet comes to (`decide`), the bytes that it leaves with (`rewrite`), packets that the fast path
+//! sends, and those for the kernel (`execution::linux`).
 
 use std::sync::Arc;
 

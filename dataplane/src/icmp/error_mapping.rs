@@ -106,16 +106,12 @@ fn less_mtu<A: Address>(kind: u8, code: u8, rest: u32, inserted: u16) -> u32 {
     match (A::FAMILY, kind, code) {
         // 0: unknown (RFC 1191).
         (Family::V4, icmpv4::UNREACHABLE, icmpv4::CODE_FRAGMENTATION_NEEDED) if rest & 0xffff != 0 => {
-            rest & !0xffff | (rest & 0xffff).saturating_sub(inserted.into()).max(MTU_MIN_V4)
+            rest & !0xffff | (rest & 0xffff).saturating_sub(inserted.into()).max(A::MTU_MIN.into())
         }
-        (Family::V6, icmpv6::PACKET_TOO_BIG, _) => rest.saturating_sub(inserted.into()).max(MTU_MIN_V6),
+        (Family::V6, icmpv6::PACKET_TOO_BIG, _) => rest.saturating_sub(inserted.into()).max(A::MTU_MIN.into()),
         _ => rest,
     }
 }
-
-/// The smallest MTUs that a link may have (RFC 791, RFC 8200 section 5), bytes.
-const MTU_MIN_V4: u32 = 68;
-const MTU_MIN_V6: u32 = 1280;
 
 /// Sets the tuple of a quoted packet to `to` and updates the checksums that the quote includes.
 fn restore<A: Address>(quoted: &mut [u8], quote: &Quote<A>, to: &Tuple<A>) -> Option<()> {

@@ -15,12 +15,8 @@ use crate::flow::FlowMode;
 use crate::snapshot::Tunnels;
 use crate::wire::{Address, Headers, Icmp, Ipv4, Ipv6, Transport, Tuple, Udp, icmpv4, icmpv6, protocol, take, tcp_flags};
 
-/// The smallest MTU of IPv4 (RFC 791 section 3.2).
-const IPV4_MTU_MIN: u16 = 68;
 /// Offset of the flags in TCP's header (RFC 9293 section 3.1).
 const TCP_FLAGS_AT: usize = 13;
-/// The smallest MTU of IPv6 (RFC 8200 section 5).
-const IPV6_MTU_MIN: u16 = 1280;
 
 /// The error about a packet inside a tunnel, as its sender must learn of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,8 +147,8 @@ fn trouble(report: Report, outer_len: u32, inner: Inner) -> TunnelErrorKind {
     let rest = u16::try_from(mtu.saturating_sub(outer_len)).unwrap_or(u16::MAX);
     let mtu = match inner {
         Inner::V4(_) if mtu == 0 => 0,
-        Inner::V4(_) => rest.max(IPV4_MTU_MIN),
-        Inner::V6(_) => rest.max(IPV6_MTU_MIN),
+        Inner::V4(_) => rest.max(u32::MTU_MIN),
+        Inner::V6(_) => rest.max(u128::MTU_MIN),
     };
     TunnelErrorKind::TooBig { mtu }
 }

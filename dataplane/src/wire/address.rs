@@ -19,6 +19,8 @@ pub trait Address: Copy + Eq + Ord + Hash + Debug + Default + FromZeros + Send +
     const FAMILY: Family;
     /// Bytes of an address.
     const BYTES: usize;
+    /// The smallest MTU that a link may have (RFC 791, RFC 8200 section 5), bytes.
+    const MTU_MIN: u16;
     /// Addresses and ports of a packet of the family as they stand in its headers.
     type Key: TupleKey<Address = Self>;
 
@@ -50,6 +52,7 @@ pub trait ByFamily {
 impl Address for u32 {
     const FAMILY: Family = Family::V4;
     const BYTES: usize = 4;
+    const MTU_MIN: u16 = 68;
     type Key = WireKey<3>;
 
     fn ip(self) -> IpAddr {
@@ -87,6 +90,7 @@ impl Address for u32 {
 impl Address for u128 {
     const FAMILY: Family = Family::V6;
     const BYTES: usize = 16;
+    const MTU_MIN: u16 = 1280;
     type Key = WireKey<9>;
 
     fn ip(self) -> IpAddr {

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane::flow::{FlowEnd, FlowEvent, FlowState, ReplicaEvent};
+use dataplane::flow::{FlowEnd, FlowEvent, FlowState, FlowWatch, ReplicaEvent, WatchedEvent};
+use dataplane::forward::{Inquired, Inquiry, Mailbox};
 use dataplane::testing::{Packet, arp_request};
 use dataplane::{DropReason, tcp_flags};
 use proto::{Announce, Mode, Service, ServiceName, State, vip_group};
@@ -140,6 +141,37 @@ fn a_flow_has_records_where_it_carries_packets() {
         assert_eq!((record.flow.snat, record.flow.backend_address), (Some(snat), backend));
         assert_eq!((record.event, record.to_backend.packets), (FlowEvent::End(FlowEnd::Rst), 2));
     }
+}
+
+#[test]
+fn a_watch_tells_of_flows_of_the_gateway_alone() {
+    let (mut a, mut b) = (Gateway::small(7), Gateway::small(8));
+    let (watch, mailbox) = (Arc::new(FlowWatch::default()), Arc::new(Mailbox::new(None)));
+    let worker = b.team.workers.remove(0).answering(Arc::clone(&mailbox));
+    b.team.workers.push(worker);
+    mailbox.ask(Box::new(Inquiry::new(0, Inquired::Watch(Some(Arc::clone(&watch)))))).unwrap();
+    b.team.poll();
+    watch.want_events(true);
+    a.own(ALL);
+    let clients = new_clients(10);
+    a.team.establish(&clients);
+    a.pass(3);
+    let events = a.sent();
+    b.team.now = a.team.now;
+    b.receive(&events);
+    assert_eq!(b.flows(), 10);
+    let ends: Vec<_> = events[..5].iter().map(|event| ReplicaEvent::Ended(*event.flow())).collect();
+    b.receive(&ends);
+    assert_eq!(b.flows(), 5);
+    assert_eq!(watch.take(), None, "flows of a partner");
+    // From now on they are its own.
+    take_over(&mut a, &mut b);
+    let is_end = |event: &WatchedEvent| matches!(event, WatchedEvent::End(..));
+    let left: Vec<_> = events[5..].iter().map(|event| (event.flow().client.to_string(), "192.0.2.100:80")).collect();
+    b.team.abort(&left);
+    b.pass(60);
+    assert_eq!(b.flows(), 0);
+    assert_eq!(std::iter::from_fn(|| watch.take()).filter(|one| is_end(&one.event)).count(), 5);
 }
 
 #[test]

@@ -361,9 +361,10 @@ impl Shift {
         if head.acknowledgement != self.first {
             self.first = head.acknowledgement;
             self.enter(HeaderStage::Owed);
+            self.bits &= !IS_ANSWERED;
         }
         // RFC 7323 section 2.3: no scale is above 14.
-        self.bits = self.bits & ((1 << SCALE_SHIFT) - 1) & !IS_ANSWERED | scale.min(14) << SCALE_SHIFT;
+        self.bits = self.bits & ((1 << SCALE_SHIFT) - 1) | scale.min(14) << SCALE_SHIFT;
         let header_len = self.header_len.into();
         if head.window > header_len { header_len } else { 0 }
     }

@@ -1,6 +1,8 @@
-//! The note of a confirmed SCTP flow.
+//! The note of a confirmed SCTP flow, in place of its neighbours in the yield lists.
 //!
-//! Not here: where notes are kept (`flow::yield_order`).
+//! **Invariant:** a note has [`AssociationNote::BITS`] bits: two links of the lists have room for it.
+//!
+//! Not here: where notes stand (`yield_order`), and when they change (`table`).
 
 use crate::flow::entry::Flow;
 use crate::flow::tick::Tick;
@@ -8,7 +10,7 @@ use crate::wire::Address;
 use crate::wire::protocol::SCTP;
 
 /// The note of a confirmed SCTP flow. It stands where other flows have their neighbours in the yield lists, which a
-/// confirmed flow does not have: the words of the storage have its tags.
+/// confirmed flow does not have: the words of [`Storage`](super::Storage) have its tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::flow) struct AssociationNote(u64);
 

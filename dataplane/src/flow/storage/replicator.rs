@@ -358,7 +358,12 @@ impl<A: Address> Replicator<A> {
         }
     }
 
+    /// Sends a flow, unless its header is on its way: partners could not go on with it. They may know it as the
+    /// connection by the same ports before.
     fn send(&mut self, index: u32, flow: &Flow<A>, now: Tick) {
+        if flow.shift.is_some_and(|shift| !shift.is_taken()) {
+            return;
+        }
         let is_sent = self.send_ended() && self.replication.send(ReplicaEvent::Holds(FlowReplica::of(&FlowView::of(flow, now))));
         if !is_sent {
             self.replication.dropped.add(1);

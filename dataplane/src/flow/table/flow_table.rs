@@ -73,7 +73,7 @@ impl<A: Address, C: Compare> CandidateSearch<'_, A, C> {
     #[inline(always)]
     pub(crate) fn of_hash(&self, hash: u64) -> Option<Candidate> {
         match self.homes.candidate(hash, self.compare) {
-            Guess::At(place) => Some(self.table.prefetch_entry(place, self.with_routes)),
+            Guess::At(position) => Some(self.table.prefetch_entry(position, self.with_routes)),
             Guess::Away => {
                 self.table.index.prefetch_away(hash);
                 None
@@ -384,9 +384,9 @@ impl<A: Address> FlowTable<A> {
         self.storage.replicator.as_ref().map_or(GroupHolder::Settled, |replicator| replicator.groups().holder(group))
     }
 
-    /// Whether the entry and direction of a place are those of a key.
-    fn matches(&self, place: u32, key: &A::Key, protocol: u8) -> bool {
-        let (index, direction) = entry_of(place);
+    /// Whether the entry and direction of a position are those of a key.
+    fn matches(&self, position: u32, key: &A::Key, protocol: u8) -> bool {
+        let (index, direction) = entry_of(position);
         self.storage
             .hot(index)
             .is_some_and(|flow| flow.key(direction) == key && flow.state().is_some_and(|state| state.protocol() == protocol))

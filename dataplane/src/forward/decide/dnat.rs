@@ -11,7 +11,7 @@
 
 use super::exit::{arrives_from, exit_to_client, fits};
 use super::input::{DecisionContext, Packet, end};
-use super::local::{refused_source, unknown};
+use super::local::{mid_stream, refused_source};
 use super::reclaim::{reset_to_backend, take_room};
 use super::verdict::{NatForward, Verdict};
 use crate::flow::{
@@ -154,8 +154,8 @@ fn by_front<'s, A: Address>(
         return Verdict::Drop(DropReason::SourceRange);
     };
     if frontend.proxy_protocol().is_some() && protocol == TCP {
-        // Nobody knows where its numbers are.
-        return unknown(packet.headers.transport);
+        // This gateway does not know where its numbers are; a partner may.
+        return mid_stream(packet.headers.transport, front.vip, snapshot, context.table);
     }
     // The client's flow may have moved to another backend meanwhile.
     if context.table.search(context.table.hash(&asked), &asked).is_some() {

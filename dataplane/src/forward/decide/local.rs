@@ -92,8 +92,11 @@ pub(super) fn for_vip<A: Address>(packet: &Packet<'_, A>) -> Verdict<'static> {
 
 /// A packet for a SNAT address without flow: the backend gets a RST, so that it forgets the connection too.
 fn for_snat<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, table: &FlowTable<A>) -> Verdict<'static> {
-    match packet.headers.transport {
-        Transport::Tcp { .. } | Transport::Sctp { .. } => mid_stream(packet, snapshot, table),
+    let transport = packet.headers.transport;
+    match transport {
+        Transport::Tcp { .. } | Transport::Sctp { .. } => {
+            mid_stream(transport, packet.headers.tuple.destination, snapshot, table)
+        }
         Transport::Udp => Verdict::Drop(DropReason::NoFlow),
         transport => for_us(transport, A::FAMILY),
     }
@@ -131,11 +134,17 @@ const fn refusal(transport: Transport) -> Answer {
     }
 }
 
-/// A TCP or SCTP packet in mid-stream without a flow, to a VIP of mode `nat` or to a SNAT address. Both ends get a RST when
-/// they send next (FORWARDING 4), unless a partner may know the flow (docs/internals/decisions/0068).
-pub(super) fn mid_stream<A: Address>(packet: &Packet<'_, A>, snapshot: &Snapshot, table: &FlowTable<A>) -> Verdict<'static> {
-    match snapshot.group_of(packet.headers.tuple.destination).map(|group| table.holder(group)) {
-        None | Some(GroupHolder::Settled) => unknown(packet.headers.transport),
+/// A TCP or SCTP packet in mid-stream without a flow, in mode `nat`, or in `dnat` where the backend gets a PROXY header.
+/// Both ends get a RST when they send next (FORWARDING 4), unless a partner may know the flow
+/// (docs/internals/decisions/0068). `address`: the VIP or SNAT address that says to which group the flow belongs.
+pub(super) fn mid_stream<A: Address>(
+    transport: Transport,
+    address: A,
+    snapshot: &Snapshot,
+    table: &FlowTable<A>,
+) -> Verdict<'static> {
+    match snapshot.group_of(address).map(|group| table.holder(group)) {
+        None | Some(GroupHolder::Settled) => unknown(transport),
         Some(GroupHolder::JustTaken) => Verdict::Drop(DropReason::FlowAwaited),
         Some(GroupHolder::Other) => Verdict::Drop(DropReason::NoFlow),
     }

@@ -42,7 +42,7 @@ pub(super) fn new_flow<'s, A: Address>(
         return Verdict::Drop(DropReason::NoFlow);
     }
     if is_mid_stream(packet.headers.transport) && (frontend.mode() == FlowMode::Nat || is_shifted(packet, frontend)) {
-        return mid_stream(packet, snapshot, context.table);
+        return mid_stream(packet.headers.transport, tuple.destination, snapshot, context.table);
     }
     let chosen = choose(packet, frontend, context.chooser());
     let chosen = match frontend.mode() {

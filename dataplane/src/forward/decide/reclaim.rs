@@ -384,8 +384,8 @@ pub(in crate::forward) fn reset_to_backend<A: Address>(flow: &Flow<A>, hash: u64
 }
 
 /// The RST for the other side of a connection that ended without it, with the numbers of a late packet (FORWARDING 2),
-/// which are valid for the receiver as the sender wrote them, but for a shift. `None`: the packet is no such packet, or there is no
-/// exit.
+/// which are valid for the receiver as the sender wrote them, but for a shift. `None`: the packet is no such packet, or
+/// there is no exit.
 pub(super) fn reset_to_other_side<A: Address>(
     flow: &mut Flow<A>,
     direction: Direction,

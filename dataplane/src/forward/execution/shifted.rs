@@ -75,22 +75,25 @@ fn to_backend<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
         return forward_nat(engine, at.snapshot, buffer, cut.as_ref().unwrap_or(headers), nat);
     }
     let before = shift.stage();
-    let header = proxy_header(shift.version(), &flow.tuple(Direction::ToBackend));
-    let has_room = usize::from(headers.packet_len) + header.len() <= usize::from(nat.exit.mtu);
+    let version = shift.version();
+    let header = || proxy_header(version, &flow.tuple(Direction::ToBackend));
+    let has_room = usize::from(headers.packet_len) + usize::from(shift.header_len()) <= usize::from(nat.exit.mtu);
     let mut step = shift.of_client(&head, has_room, milliseconds(at.arrival.now_ns));
     let mut longer = None;
     if step == ClientStep::Prefixed {
-        longer = prefix(&mut buffer, headers, &header);
+        longer = prefix(&mut buffer, headers, &header());
         if longer.is_none() {
             step = ClientStep::BehindHeader;
         }
     }
-    engine.flows.table::<A>().set_shift(nat.flow, shift);
+    if flow.shift != Some(shift) {
+        engine.flows.table::<A>().set_shift(nat.flow, shift);
+    }
     match step {
         ClientStep::Prefixed => count_header(engine, before),
         ClientStep::BehindHeader => {
             let stamps = timestamps(buffer.bytes(), headers);
-            if send_header(engine, flow, &shift, stamps, &header, nat.exit) {
+            if send_header(engine, flow, &shift, stamps, &header(), nat.exit) {
                 count_header(engine, before);
             }
         }
@@ -156,7 +159,7 @@ fn datagram<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     let mtu = nat.exit.mtu;
     let fits = usize::from(headers.packet_len) + header.len() <= usize::from(mtu);
     if !fits && headers.dont_fragment {
-        let mtu = mtu.saturating_sub(shift.header_len().into());
+        let mtu = mtu.saturating_sub(shift.header_len().into()).max(A::MTU_MIN);
         return reply(engine, at, buffer, headers, Answer::TooBig { mtu });
     }
     let longer = if fits || !headers.has_options() { prefix(&mut buffer, headers, &header) } else { None };

@@ -431,7 +431,7 @@ fn begin<'s, A: ExecutedFamily, P: Port, O: Observe<P::Buffer>>(
     let Ok(candidate) = engine.flows.table::<A>().begin(&flow, now) else {
         // The index has no room: the slow path says so.
         let port = open.reply.tuple(protocol::TCP).destination_port;
-        engine.flows.ports.release(open.pool, port, now);
+        engine.flows.ports.release_clean(open.pool, port, now);
         return None;
     };
     plan.flow = candidate;

@@ -216,8 +216,11 @@ impl Recognition<'_> {
                     if tried & Layout::REPLACED == 0 && self.has_other_tag(first.bytes()) {
                         of_other_tags |= 1 << lane;
                     } else {
+                        let before = self.vlan_tag;
                         self.one(tables, first.bytes(), plan);
-                        tried &= !Layout::REPLACED;
+                        if self.vlan_tag != before {
+                            tried &= !Layout::REPLACED;
+                        }
                     }
                     unknown &= unknown - 1;
                 }

@@ -20,7 +20,9 @@ use proto::limits::{SNAT_PORT_FIRST, SNAT_PORT_LAST};
 
 use super::saved_flows::{BackendName, FlowFate, PartWriter, SavedFlows, SavedPart};
 use super::shadow_flows::{Owned, ReceivingFlows, is_owned};
-use crate::flow::{BackendId, Direction, Flow, FlowMode, PoolId, SnatPorts, SnatTarget, TargetSlot, Tick, Ticks, UsedPort};
+use crate::flow::{
+    BackendId, Direction, Flow, FlowMode, HeaderStage, PoolId, Shift, SnatPorts, SnatTarget, TargetSlot, Tick, Ticks, UsedPort,
+};
 use crate::forward::decide::{FlowFamily, WorkerFlows};
 use crate::snapshot::{Backend, Snapshot};
 use crate::wire::{Address, TableHash, Tuple, protocol};
@@ -301,6 +303,10 @@ impl ReceivingFlows<'_> {
             let is_half_known = flow.state.shakes_hands() || flow.shift.is_some_and(|shift| !shift.is_taken());
             if is_shared && (is_half_known || is_udp && to_backend) {
                 return Err(Some(FlowFate::PortGone));
+            }
+            if is_shared && let Some(shift) = flow.shift {
+                // The half of the client's packets sees no acknowledgement that would settle it.
+                flow.shift = Some(Shift::new(shift.version(), shift.header_len(), HeaderStage::Settled, 0));
             }
             if to_client && !(is_shared && A::table(&self.flows.tables).is_replicated()) {
                 pool = PoolId::new(*slot, index);

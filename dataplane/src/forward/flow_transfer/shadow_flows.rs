@@ -262,14 +262,19 @@ impl ReceivingFlows<'_> {
             return Applied::Refused;
         }
         let is_sent_here = is_sent_by(self.owned, snapshot, &flow);
-        let known = self.same_flow(&flow).filter(|(_, known)| known.backend == flow.backend && known.state.is_confirmed());
+        // With another header it is another connection by the same ports.
+        let header = |flow: &Flow<A>| flow.shift.map(|shift| (shift.version(), shift.header_len()));
+        let is_it =
+            |known: &Flow<A>| known.backend == flow.backend && known.state.is_confirmed() && header(known) == header(&flow);
+        let known = self.same_flow(&flow).filter(|(_, known)| is_it(known));
         let index = match known {
             // It was confirmed after this event.
             Some(_) if !flow.state.is_confirmed() => return Applied::Refused,
             Some((index, known)) => {
                 let last_seen =
                     if now.since(known.last_seen) < now.since(flow.last_seen) { known.last_seen } else { flow.last_seen };
-                self.flows.table::<A>().set(index, &Flow { state: flow.state, last_seen, ..known });
+                // The stream may have gone so far through the partner that a number behind the header looks like one before.
+                self.flows.table::<A>().set(index, &Flow { state: flow.state, last_seen, shift: flow.shift, ..known });
                 index
             }
             None => {

@@ -3,7 +3,7 @@
 //! **Invariant:** a change is all or nothing. Lengths and checksums of the packet are those of its new bytes; a wrong
 //! checksum stays wrong.
 //!
-//! Not here: which packets get them (`related::shifted`), and addresses.
+//! Not here: which packets get them (`execution::shifted`), and addresses.
 
 use proto::Family;
 use zerocopy::IntoBytes;

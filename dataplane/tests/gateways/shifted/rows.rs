@@ -2,13 +2,15 @@
 
 use std::net::SocketAddr;
 
+use dataplane::flow::{FlowView, Tick};
+use dataplane::forward::{About, EndedFlow, FamilyInquiry, FlowEnds, Inquired};
 use dataplane::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 use dataplane::testing::{Packet, assert_checksums, with_segment_size};
-use dataplane::{DropReason, PacketOutcome};
+use dataplane::{Config, DropReason, PacketOutcome, PortConfig};
 use proto::{Family, Mode, ProxyProtocol};
 
-use super::bridge::{Bridge, Kind, MILLISECOND, SERVER, Seg, header};
-use crate::rig::{CLUSTER, UPLINK};
+use super::bridge::{Bridge, Kind, MILLISECOND, SERVER, Seg, Sent, header, set_proxy_protocol};
+use crate::rig::{CLUSTER, Rig, UPLINK};
 
 const URG: u8 = 0x20;
 
@@ -328,6 +330,56 @@ fn a_reset_of_the_gateway_has_the_numbers_of_its_receiver() {
     }
 }
 
+/// Ends the only flow on request; returns the probes that leave.
+fn end(bridge: &mut Bridge) -> Sent {
+    let answer = bridge.rig.ask(match bridge.kind.family {
+        Family::V4 => Inquired::V4(FamilyInquiry::new(About::Flows { from: 0 })),
+        Family::V6 => Inquired::V6(FamilyInquiry::new(About::Flows { from: 0 })),
+    });
+    let now = Tick::at(answer.now_ns);
+    let view = match &answer.inquired {
+        Inquired::V4(of) => FlowView::of(&of.flows[0], now),
+        Inquired::V6(of) => FlowView::of(&of.flows[0], now),
+        _ => panic!("an answer to another question"),
+    };
+    let FlowView { protocol, client, frontend, backend, .. } = view;
+    let flows = [EndedFlow { protocol, client, frontend, backend }].into_iter().collect();
+    let answer = bridge.rig.ask(Inquired::End(FlowEnds { flows, ended: 0 }));
+    let Inquired::End(ends) = &answer.inquired else { panic!("an answer to another question") };
+    assert_eq!(ends.ended, 1);
+    Sent { to_backend: bridge.rig.sent(CLUSTER), to_client: bridge.rig.sent(UPLINK) }
+}
+
+#[test]
+fn ends_on_request_have_the_numbers_of_their_receivers() {
+    for kind in Kind::all() {
+        for (is_taken, is_of_client) in [(true, true), (true, false), (false, false)] {
+            let case = format!("{kind:?}: taken {is_taken}, of the client {is_of_client}");
+            let mut bridge = Bridge::new(kind);
+            if is_taken {
+                bridge.establish();
+            } else {
+                bridge.open(&[]);
+                bridge.client_sends(&bridge.of_client(ACK, 0, 0));
+            }
+            let probes = end(&mut bridge);
+            assert_eq!([probes.to_backend, probes.to_client].map(|frames| Seg::of(&frames[0]).flags), [ACK, ACK], "{case}");
+            // The answer of one end says its numbers; a backend without the header expects its first byte.
+            let (n, h) = if is_taken { (100, bridge.h()) } else { (0, 0) };
+            let sent = match is_of_client {
+                true => bridge.client_sends(&bridge.of_client(ACK, n, 50)),
+                false => bridge.backend_sends(&bridge.of_backend(ACK, 50, h + n)),
+            };
+            assert_eq!([sent.to_backend.len(), sent.to_client.len()], [1, 1], "{case}");
+            let [to_backend, to_client] = [&sent.to_backend, &sent.to_client].map(|frames| Seg::of(&frames[0]));
+            assert_eq!([to_backend.flags & RST, to_client.flags & RST], [RST, RST], "{case}");
+            let next = [bridge.first().wrapping_add(n + h), SERVER + 1 + 50];
+            assert_eq!([to_backend.sequence, to_client.sequence], next, "{case}");
+            assert_eq!((bridge.headers(), bridge.drops(DropReason::HeaderAwaited)), ([1, 0, 0], 0), "{case}");
+        }
+    }
+}
+
 #[test]
 fn segment_sizes_are_clamped_as_ever() {
     let mut bridge = Bridge::new(Kind::V2);
@@ -379,6 +431,21 @@ fn a_datagram_that_does_not_fit_with_its_header_is_refused_or_fragmented() {
     assert_eq!((sent.to_backend.len(), &whole[42..70], whole.len()), (2, &expected[..], 14 + 1501));
     let fits = question.payload(&[b'x'; 1500 - 28 - 28]);
     assert_eq!(bridge.put(UPLINK, &fits.build()).to_backend.len(), 1);
+}
+
+#[test]
+fn no_path_over_ipv6_is_said_to_be_smaller_than_ipv6_allows() {
+    let kind = Kind { family: Family::V6, ..Kind::V2 };
+    let config = crate::rig::config(1024);
+    let ports = config.ports.iter().map(|port| PortConfig { mtu: 1300, ..port.clone() }).collect();
+    let mut rig = Rig::with_config(Config { ports, ..config });
+    (rig.state, rig.network) = (crate::rig::state(), crate::rig::network());
+    set_proxy_protocol(&mut rig, kind);
+    let mut bridge = Bridge::with_rig(rig, kind);
+    let question = Packet::udp(&bridge.client.to_string(), "[2001:db8::1:1]:53").payload(&[b'x'; 1260 - 48]);
+    let sent = bridge.put(UPLINK, &question.build());
+    assert_eq!((sent.to_backend.len(), sent.to_client[0][54]), (0, 2), "packet too big");
+    assert_eq!(sent.to_client[0][58..62], 1280_u32.to_be_bytes(), "RFC 8200 section 5");
 }
 
 #[test]

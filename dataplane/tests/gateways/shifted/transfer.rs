@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use dataplane::flow::{FlowView, HeaderStage, ReplicaEvent, Tick};
-use dataplane::forward::{About, FamilyInquiry, Inquired};
+use dataplane::flow::{FlowView, HeaderStage, ReplicaEvent, ShiftReplica, Tick};
+use dataplane::forward::{About, FamilyInquiry, Inquired, Inquiry, Mailbox};
 use dataplane::tcp_flags::{ACK, PSH, RST, SYN};
 use dataplane::workers::Steering;
-use dataplane::{FlowFate, SavedAt, SavedFlows};
+use dataplane::{DropReason, FlowFate, SavedAt, SavedFlows};
 use proto::{Mode, Protocol, ProxyProtocol, Service, State};
 
 use super::bridge::{Bridge, Kind, MILLISECOND, SERVER, Seg, header, set_proxy_protocol};
-use crate::fleet::{ALL, Gateway, take_over};
+use crate::fleet::{ALL, Gateway, take_over, take_over_now};
 use crate::rig::{self, CLUSTER, Rig, SECOND, UPLINK};
 use crate::team::{Delivery, SEED, Team};
 
@@ -146,7 +146,7 @@ fn workers(state: State, workers: u8) -> Team {
 }
 
 #[test]
-fn other_workers_go_on_with_what_backends_have_and_reset_the_rest() {
+fn other_workers_go_on_with_what_backends_have() {
     for mode in [Mode::Nat, Mode::Dnat] {
         for (before, after) in [(1, 4), (4, 1), (3, 3)] {
             let case = format!("{mode:?}: {before} to {after}");
@@ -165,6 +165,45 @@ fn other_workers_go_on_with_what_backends_have_and_reset_the_rest() {
             go_on(&mut new, &taken, &case);
         }
     }
+}
+
+/// The stages of the headers of all flows, by client: two of a flow whose directions two workers own.
+fn stages(team: &mut Team) -> HashMap<SocketAddr, Vec<HeaderStage>> {
+    let mailboxes: Vec<_> = team.workers.iter().map(|_| Arc::new(Mailbox::new(None))).collect();
+    let workers = std::mem::take(&mut team.workers).into_iter().zip(&mailboxes);
+    team.workers = workers.map(|(worker, mailbox)| worker.answering(Arc::clone(mailbox))).collect();
+    let question = || Inquired::V4(FamilyInquiry::new(About::Flows { from: 0 }));
+    mailboxes.iter().for_each(|mailbox| mailbox.ask(Box::new(Inquiry::new(0, question()))).unwrap());
+    team.poll();
+    let mut stages = HashMap::<_, Vec<_>>::new();
+    for mailbox in mailboxes {
+        let answer = mailbox.take_answer().unwrap();
+        let Inquired::V4(answered) = &answer.inquired else { panic!("an answer of the other family") };
+        for view in answered.flows.iter().map(|flow| FlowView::of(flow, Tick::at(answer.now_ns))) {
+            stages.entry(view.client).or_default().push(view.shift.unwrap().stage());
+        }
+    }
+    stages
+}
+
+#[test]
+fn the_halves_of_a_flow_whose_directions_two_workers_own_are_settled() {
+    let mut old = workers(state_of(Mode::Nat), 1);
+    old.publish();
+    old.settle();
+    connections(&mut old, 40, true);
+    let parts: Vec<_> = old.workers.iter().map(|worker| worker.save(old.now)).collect();
+    let mut new = workers(state_of(Mode::Nat), 4);
+    new.now = old.now;
+    let saved = Arc::new(SavedFlows::read(file(&parts), AT, new.now).unwrap());
+    new.workers.iter_mut().for_each(|worker| worker.restore(Arc::clone(&saved)));
+    new.publish();
+    let stages = stages(&mut new);
+    assert_eq!(stages.len(), 40);
+    let (whole, halves): (Vec<_>, Vec<_>) = stages.values().partition(|stages| stages.len() == 1);
+    assert!(!whole.is_empty() && !halves.is_empty(), "{stages:?}");
+    assert!(whole.iter().all(|stages| ***stages == [HeaderStage::Taken]), "{stages:?}");
+    assert!(halves.iter().all(|stages| ***stages == [HeaderStage::Settled; 2]), "{stages:?}");
 }
 
 #[test]
@@ -231,6 +270,102 @@ fn partners_reset_what_they_do_not_know_and_are_told_nothing_of_a_header_on_its_
             assert_eq!((to_client.len(), to_backend[0].flags), (0, RST), "{mode:?}");
         }
     }
+}
+
+#[test]
+fn a_gateway_resets_nothing_that_a_partner_may_know() {
+    for mode in [Mode::Nat, Mode::Dnat] {
+        let (mut a, mut b) = (gateway(mode, 7), gateway(mode, 8));
+        b.replications.iter().for_each(|replication| replication.set_partners(true));
+        a.own(ALL);
+        let connections = connections(&mut a.team, 5, false);
+        b.team.now = a.team.now;
+        let of_both = |b: &mut Gateway, connection: &Connection| {
+            let of_backend = put(&mut b.team, CLUSTER, &connection.of_backend(ACK, SERVER + 1, 1));
+            let of_client = put(&mut b.team, UPLINK, &connection.of_client(ACK, 1));
+            [of_backend, of_client].concat().concat()
+        };
+        for connection in &connections {
+            assert_eq!(of_both(&mut b, connection), [], "{mode:?}: it owns nothing");
+        }
+        assert_eq!(b.team.drops(DropReason::NoFlow), 10, "{mode:?}");
+        take_over_now(&mut a, &mut b);
+        for connection in &connections {
+            assert_eq!(of_both(&mut b, connection), [], "{mode:?}: it took the group a moment ago");
+        }
+        assert_eq!(b.team.drops(DropReason::FlowAwaited), 10, "{mode:?}");
+    }
+}
+
+#[test]
+fn numbers_are_right_after_a_group_returns() {
+    for mode in [Mode::Nat, Mode::Dnat] {
+        let (mut a, mut b) = (gateway(mode, 7), gateway(mode, 8));
+        a.own(ALL);
+        let taken = connections(&mut a.team, 5, true);
+        a.pass(3);
+        let events = a.sent();
+        b.receive(&events);
+        take_over(&mut a, &mut b);
+        go_on(&mut b.team, &taken, "at the partner");
+        // The partner sends them again as they carry packets.
+        a.receive(&events);
+        take_over(&mut b, &mut a);
+        // Most of 4 GB went up meanwhile.
+        let far = 3 << 30;
+        for connection in &taken {
+            let [seen, _] = put(&mut a.team, CLUSTER, &connection.of_backend(ACK, SERVER + 7, 1 + H + far));
+            assert_eq!(seen[0].acknowledgement, 1 + far, "{mode:?}");
+        }
+    }
+}
+
+#[test]
+fn a_replica_with_another_header_takes_the_place_of_a_shadow() {
+    for before in [None, Some(ProxyProtocol::V1)] {
+        let (mut a, mut b) = (gateway(Mode::Nat, 7), gateway(Mode::Nat, 8));
+        a.own(ALL);
+        let taken = connections(&mut a.team, 5, true);
+        a.pass(3);
+        let events = a.sent();
+        for event in &events {
+            let mut flow = *event.flow();
+            let header = before.map(|version| header(version, flow.client, flow.frontend, true));
+            let shift = before.zip(header).map(|(version, header)| (version, u8::try_from(header.len()).unwrap()));
+            flow.shift = shift.map(|(version, header_len)| ShiftReplica { version, header_len });
+            b.receive(&[ReplicaEvent::Holds(flow)]);
+        }
+        b.receive(&events);
+        assert_eq!((b.flows(), b.count(|replication| replication.refused().get())), (5, 0), "{before:?}");
+        take_over(&mut a, &mut b);
+        go_on(&mut b.team, &taken, "with the header that its owner told last");
+    }
+}
+
+#[test]
+fn a_connection_that_begins_anew_is_not_sent_before_its_backend_has_the_header() {
+    let mut a = gateway(Mode::Nat, 7);
+    a.own(ALL);
+    let connection = connections(&mut a.team, 1, true).remove(0);
+    a.pass(3);
+    assert_eq!(a.sent().len(), 1);
+    let holds = |a: &Gateway| a.sent().iter().filter(|event| matches!(event, ReplicaEvent::Holds(_))).count();
+    put(&mut a.team, UPLINK, &connection.of_client(RST, 1));
+    a.pass(1);
+    a.sent();
+    let syn = Seg { acknowledgement: 0, ..connection.of_client(SYN, 0x100) };
+    let [_, seen] = put(&mut a.team, UPLINK, &syn);
+    assert_eq!((seen[0].from, seen[0].to), connection.inside);
+    a.pass(1);
+    put(&mut a.team, CLUSTER, &connection.of_backend(SYN | ACK, SERVER, 0x101));
+    a.pass(1);
+    let [_, seen] = put(&mut a.team, UPLINK, &connection.of_client(ACK, 0x101));
+    assert_eq!(seen[0].data.len(), H as usize);
+    a.pass(20);
+    assert_eq!(holds(&a), 0, "the header is on its way");
+    put(&mut a.team, CLUSTER, &connection.of_backend(ACK, SERVER + 1, 0x101 + H));
+    a.pass(20);
+    assert!(holds(&a) > 0);
 }
 
 #[test]

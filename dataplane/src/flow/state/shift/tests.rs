@@ -162,6 +162,8 @@ fn a_backend_that_ends_the_connection_before_it_answers_refuses_the_header_once(
     answered.of_backend(&head(ACK | PSH, 8, FIRST + 28, 3), 0, NOW);
     assert!(!answered.is_refusal(&fin));
     assert!(!accepted(INITIAL, 7).is_refusal(&reset), "it has not seen the header");
+    answered.of_backend(&head(SYN | ACK, 7, FIRST, 0), 7, NOW);
+    assert!(!answered.is_refusal(&fin), "a SYN-ACK that came late changes nothing");
 }
 
 #[test]
