@@ -14,6 +14,13 @@ use serde_json::Value;
 
 const ADDRESS: &str = "192.0.2.100:80";
 
+/// Sends a RST that belongs to no flow: nobody answers a RST, so it is dropped.
+const RST_OF_NO_CONNECTION: &str = "
+import socket, struct
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+raw.sendto(struct.pack('!HHIIBBHHH', 5555, 81, 1, 0, 0x50, 4, 0, 0, 0), ('192.0.2.100', 0))
+";
+
 /// Runs `sluicectl`; returns what it prints, and its exit code.
 fn sluicectl(program: &Path, edge: &Edge, words: &str) -> (String, i32) {
     let server = format!("unix:{}", edge.path("admin.sock").display());
@@ -133,11 +140,10 @@ fn a_watch_shows_flows_that_begin_and_end_and_packets_that_are_dropped() {
         seen.push(next(&edge));
     }
     drop(watch);
-    // Packets of no flow are dropped; the first of a connection that nobody knows.
     let watch = ["--server", &server, "watch", "--verdict", "drop", "-c", "1"];
     let mut watch = Watch::start(program, &watch);
     let dropped = until("a drop is shown", || {
-        edge.run("client", &["timeout", "1", "bash", "-c", "exec 3<>/dev/udp/192.0.2.100/9; echo x >&3"]);
+        edge.run("client", &["python3", "-c", RST_OF_NO_CONNECTION]);
         watch.child.try_wait().unwrap()
     });
     assert!(dropped.success());
