@@ -23,7 +23,7 @@ use crate::flow::tick::{Tick, Ticks};
 use crate::flow::transitions::Segment;
 use crate::flow::yield_order::{FLOWS_MAX, Order};
 use crate::wire::processor::{AnyProcessor, Avx2, Compare, LANES, Lanes};
-use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey};
+use crate::wire::{Address, Transport, Tuple, TupleHash, TupleKey, tcp_flags};
 
 /// Largest number of flows that a worker looks at when a group was lost, all in one poll.
 const HANDSHAKES_MAX: usize = 4096;
@@ -549,6 +549,8 @@ impl<A: Address> FlowTable<A> {
         if let Some(replicator) = &mut self.storage.replicator {
             match before {
                 Some(_) if flow.state.is_confirmed() => replicator.queue(index.0, now),
+                // A SYN-ACK may begin a connection whose header is still owed; the next packet tells the change.
+                _ if flow.shift.is_some() && matches!(transport, Transport::Tcp { flags } if flags & tcp_flags::SYN != 0) => {}
                 _ => replicator.changed(index.0, &flow, now),
             }
         }
