@@ -158,7 +158,8 @@ fn keys_show_the_other_views(screen: &mut Screen) {
         ("7", &["test ", " ready "]),
         ("\x1bOP", &["sluicectl top: keys"]), // F1
         ("x", &["[7 Gateways]"]),
-        ("\t", &["[8 Top]", "192.0.2.10 ", "all flows"]),
+        ("\t", &["[8 Top]"]),
+        ("", &["192.0.2.10 ", "all flows"]),
         ("\t", &["[1 Services]"]),
         ("\x1b[17~", &["Sort by"]), // F6
         ("\x1b", &["F1 Help"]),

@@ -166,7 +166,7 @@ impl FlowWatch {
 
     /// A packet is one of the sample.
     pub(crate) fn sampled(&self, packet: SampledPacket, flow: FlowView) {
-        let _ = self.push(WatchedEvent::Packet(packet, flow));
+        self.push(WatchedEvent::Packet(packet, flow));
     }
 
     /// Whether an event is wanted and within the rate.
@@ -183,13 +183,13 @@ impl FlowWatch {
     }
 
     fn write(&self, event: WatchedEvent) {
-        if self.push(event).is_err() {
+        if !self.push(event) {
             self.lost.add(1);
         }
     }
 
-    /// Returns the event if the queue is full.
-    fn push(&self, event: WatchedEvent) -> Result<(), Watched> {
-        self.queue.push(Watched { time_ns: self.now_ns.load(Ordering::Relaxed), event })
+    /// Returns false if the queue is full.
+    fn push(&self, event: WatchedEvent) -> bool {
+        self.queue.push(Watched { time_ns: self.now_ns.load(Ordering::Relaxed), event }).is_ok()
     }
 }
