@@ -12,7 +12,7 @@ use super::flow_transfer::{Owned, ReceivingFlows};
 use super::observer::{Observe, PacketOutcome, Watching};
 use crate::neighbours::Permission;
 use crate::port::{Arrival, Port, PortIndex, TwinRate};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Exit, Snapshot};
 use crate::stats::{DropReason, Tally, WorkerCounters};
 use crate::wire::{Address, Headers, Tags};
 use crate::workers::{Egress, HandoverTask, WorkerId};
@@ -53,6 +53,18 @@ impl<P: Port, O: Observe<P::Buffer>> Output<P, O> {
     pub(super) fn originate(&mut self, port: PortIndex, tags: Tags, buffer: P::Buffer) {
         self.tally.originated += 1;
         self.send_tagged(port, tags, buffer);
+    }
+
+    /// Sends a packet that `write` writes into an empty buffer, by an exit. Returns false when there is no buffer, or
+    /// nothing was written.
+    pub(super) fn originate_by(&mut self, exit: &Exit, write: impl FnOnce(&mut P::Buffer) -> bool) -> bool {
+        let Some(mut buffer) = self.egress.allocate(exit.port) else { return false };
+        if !write(&mut buffer) {
+            self.egress.discard(buffer);
+            return false;
+        }
+        self.originate(exit.port, exit.link.tags(), buffer);
+        true
     }
 
     /// Hands a packet to another worker.

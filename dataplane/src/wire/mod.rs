@@ -38,4 +38,4 @@ pub(crate) use link::{TAG_BYTES, Tags, behind, turn_link};
 pub use parse::parse;
 pub(crate) use parse::{Carried, carried, ipv4, ipv6, is_link_local, is_martian, never_sources, sctp_first_chunk_kind};
 pub(crate) use plain::{ExpectedLink, Plain, Recognised, Shape, WideFamily, recognise, recognise_eight};
-pub use transport::{Chunk, Sctp, Tcp, Udp};
+pub use transport::{Chunk, Sctp, Tcp, Udp, tcp_option};

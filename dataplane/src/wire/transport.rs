@@ -42,6 +42,52 @@ impl Tcp {
     }
 }
 
+/// The options of a TCP header: their kinds (IANA's registry; RFC 9293, 2018, 7323, 8684 and 7413), and where each stands.
+pub mod tcp_option {
+    use std::ops::Range;
+
+    use super::Tcp;
+
+    /// The end of the options.
+    pub const END: u8 = 0;
+    /// Padding of one byte.
+    pub const NO_OPERATION: u8 = 1;
+    /// The maximum segment size, 4 bytes in all.
+    pub const MAXIMUM_SEGMENT_SIZE: u8 = 2;
+    /// The scale of windows, 3 bytes in all.
+    pub const WINDOW_SCALE: u8 = 3;
+    /// Selective acknowledgements: 2 bytes, and 8 a block.
+    pub const SACK: u8 = 5;
+    /// Timestamps, 10 bytes in all.
+    pub const TIMESTAMPS: u8 = 8;
+    /// Multipath TCP.
+    pub const MULTIPATH: u8 = 30;
+    /// TCP Fast Open.
+    pub const FAST_OPEN: u8 = 34;
+
+    /// The bytes of the next option that has a length, kind and length included, from an offset in a TCP header on; the
+    /// first one is found from [`Tcp::BYTES`] on. `None` at the end of the options, or if it does not fit the header.
+    #[must_use]
+    pub fn next(header: &[u8], mut at: usize) -> Option<Range<usize>> {
+        loop {
+            match *header.get(at)? {
+                END => return None,
+                NO_OPERATION => at += 1,
+                _ => {
+                    let len = usize::from(*header.get(at + 1)?);
+                    return (len >= 2 && at + len <= header.len()).then_some(at..at + len);
+                }
+            }
+        }
+    }
+
+    /// The bytes of each option that has a length, kind and length included, in a TCP header.
+    pub fn all(header: &[u8]) -> impl Iterator<Item = Range<usize>> {
+        let from = |at| next(header, at);
+        std::iter::successors(from(Tcp::BYTES.into()), move |option| from(option.end))
+    }
+}
+
 /// The header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -189,7 +189,7 @@ fn send_header<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
 ) -> bool {
     let tuple = flow.tuple(Direction::ToClient).reversed();
     let segment = HeaderSegment { tuple, sequence: shift.first(), said: shift.last_said(), timestamps: stamps };
-    send(engine, exit, |buffer| write_header_segment(buffer, &segment, header, exit))
+    engine.output.originate_by(exit, |buffer| write_header_segment(buffer, &segment, header, exit))
 }
 
 /// Sends the header again in answer to a segment of the backend with these timestamps, which says that it is missing.
@@ -221,20 +221,5 @@ fn send_reset<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
     exit: &Exit,
 ) {
     let reset = Reset::new(flow.tuple(Direction::ToClient).reversed(), head.sequence, None, *exit);
-    send(engine, exit, |buffer| write_reset(buffer, &reset));
-}
-
-/// Originates a packet. Returns false when there is no buffer, or nothing was written.
-fn send<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P, O>,
-    exit: &Exit,
-    write: impl FnOnce(&mut P::Buffer) -> bool,
-) -> bool {
-    let Some(mut buffer) = engine.output.egress.allocate(exit.port) else { return false };
-    if !write(&mut buffer) {
-        engine.output.egress.discard(buffer);
-        return false;
-    }
-    engine.output.originate(exit.port, exit.link.tags(), buffer);
-    true
+    engine.output.originate_by(exit, |buffer| write_reset(buffer, &reset));
 }

@@ -9,12 +9,7 @@
 //! Not here: which MTUs count.
 
 use crate::wire::checksum::{apply, word_delta};
-use crate::wire::{Address, Headers, Tcp, Transport, network_len, take, take_mut, tcp_flags};
-
-/// Option kinds (RFC 9293 section 3.1).
-const END: u8 = 0;
-const NO_OPERATION: u8 = 1;
-const MAXIMUM_SEGMENT_SIZE: u8 = 2;
+use crate::wire::{Address, Headers, Tcp, Transport, network_len, take, take_mut, tcp_flags, tcp_option};
 
 /// Lowers the announced size of a SYN or SYN-ACK to what fits the smaller of two MTUs. Other packets, and packets
 /// between links of the same MTU, are not changed.
@@ -52,20 +47,8 @@ fn clamp(segment: &mut [u8], largest: u16) -> Option<()> {
 
 /// Offset of the option's value in a header.
 fn option(header: &[u8]) -> Option<usize> {
-    let mut at = usize::from(Tcp::BYTES);
-    loop {
-        match *header.get(at)? {
-            END => return None,
-            NO_OPERATION => at += 1,
-            kind => {
-                let len = usize::from(*header.get(at + 1)?);
-                if kind == MAXIMUM_SEGMENT_SIZE {
-                    return (len == 4 && at + 4 <= header.len()).then_some(at + 2);
-                }
-                at += if len < 2 { return None } else { len };
-            }
-        }
-    }
+    let mut of_kind = tcp_option::all(header).filter(|at| header.get(at.start) == Some(&tcp_option::MAXIMUM_SEGMENT_SIZE));
+    of_kind.next().filter(|at| at.len() == 4).map(|at| at.start + 2)
 }
 
 #[cfg(test)]

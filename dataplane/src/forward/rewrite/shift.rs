@@ -8,18 +8,7 @@
 
 use crate::flow::{ClockShift, Direction, NumberShift, SegmentHead, StreamShift};
 use crate::wire::checksum::{apply, difference, sum};
-use crate::wire::{Address, Headers, Tcp, Transport, take, take_mut, tcp_flags};
-
-/// Kinds of TCP options (IANA's registry; those after SACK from RFC 7323, RFC 8684 and RFC 7413).
-mod option_kind {
-    pub(super) const END: u8 = 0;
-    pub(super) const NO_OPERATION: u8 = 1;
-    pub(super) const WINDOW_SCALE: u8 = 3;
-    pub(super) const SACK: u8 = 5;
-    pub(super) const TIMESTAMPS: u8 = 8;
-    pub(super) const MULTIPATH: u8 = 30;
-    pub(super) const FAST_OPEN: u8 = 34;
-}
+use crate::wire::{Address, Headers, Tcp, Transport, take, take_mut, tcp_flags, tcp_option};
 
 /// The timestamps of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +74,8 @@ pub fn renumber<A: Address>(frame: &mut [u8], headers: &Headers<A>, numbers: &Nu
         let has_ack = tcp.flags & tcp_flags::ACK != 0;
         if acknowledged != StreamShift::default() || clocks != ClockShift::default() {
             for_each_option(header, |option| match *option {
-                [option_kind::SACK, _, ref mut blocks @ ..] => shift_blocks(blocks, acknowledged),
-                [option_kind::TIMESTAMPS, 10, ref mut stamps @ ..] => shift_stamps(stamps, clocks, has_ack),
+                [tcp_option::SACK, _, ref mut blocks @ ..] => shift_blocks(blocks, acknowledged),
+                [tcp_option::TIMESTAMPS, 10, ref mut stamps @ ..] => shift_stamps(stamps, clocks, has_ack),
                 _ => {}
             });
             pad_empty_sack(header);
@@ -120,16 +109,16 @@ fn shift_blocks(blocks: &mut [u8], stream: StreamShift) {
 /// Shortens the SACK option to its blocks that are not empty, and pads what gets free.
 fn pad_empty_sack(header: &mut [u8]) {
     for_each_option(header, |option| {
-        let [option_kind::SACK, _, blocks @ ..] = option else { return };
+        let [tcp_option::SACK, _, blocks @ ..] = option else { return };
         let kept = blocks.as_chunks::<8>().0.iter().take_while(|block| **block != [0; 8]).count() * 8;
         if kept == blocks.len() {
             return;
         }
         if kept == 0 {
-            return option.fill(option_kind::NO_OPERATION);
+            return option.fill(tcp_option::NO_OPERATION);
         }
         option[1] = u8::try_from(2 + kept).unwrap_or(u8::MAX);
-        option[2 + kept..].fill(option_kind::NO_OPERATION);
+        option[2 + kept..].fill(tcp_option::NO_OPERATION);
     });
 }
 
@@ -146,49 +135,30 @@ fn shift_stamps(stamps: &mut [u8], clocks: ClockShift, has_ack: bool) {
 /// Calls `visit` with each option that has a length, kind and length included, until one does not fit.
 fn for_each_option(header: &mut [u8], mut visit: impl FnMut(&mut [u8])) {
     let mut at = usize::from(Tcp::BYTES);
-    while let Some(&kind) = header.get(at) {
-        match kind {
-            option_kind::END => return,
-            option_kind::NO_OPERATION => at += 1,
-            _ => {
-                let len = header.get(at + 1).map_or(0, |len| usize::from(*len));
-                let Some(option) = header.get_mut(at..at + len).filter(|option| option.len() >= 2) else { return };
-                visit(option);
-                at += len;
-            }
+    while let Some(range) = tcp_option::next(header, at) {
+        at = range.end;
+        if let Some(option) = header.get_mut(range) {
+            visit(option);
         }
     }
 }
 
 /// The option of this kind and length in a header.
 fn option_of(header: &[u8], wanted: u8, wanted_len: usize) -> Option<&[u8]> {
-    let mut at = usize::from(Tcp::BYTES);
-    loop {
-        match *header.get(at)? {
-            option_kind::END => return None,
-            option_kind::NO_OPERATION => at += 1,
-            kind => {
-                let len = usize::from(*header.get(at + 1)?);
-                let option = header.get(at..at + len).filter(|option| option.len() >= 2)?;
-                if kind == wanted && len == wanted_len {
-                    return Some(option);
-                }
-                at += len;
-            }
-        }
-    }
+    let options = tcp_option::all(header).filter_map(|option| header.get(option));
+    options.filter(|option| option.len() == wanted_len).find(|option| option.first() == Some(&wanted))
 }
 
 /// The scale of windows that a SYN or SYN-ACK announces; 0 without the option.
 #[must_use]
 pub fn window_scale<A: Address>(frame: &[u8], headers: &Headers<A>) -> u8 {
-    header_of(frame, headers).and_then(|header| option_of(header, option_kind::WINDOW_SCALE, 3)).map_or(0, |option| option[2])
+    header_of(frame, headers).and_then(|header| option_of(header, tcp_option::WINDOW_SCALE, 3)).map_or(0, |option| option[2])
 }
 
 /// The timestamps of a segment, if it has any.
 #[must_use]
 pub fn timestamps<A: Address>(frame: &[u8], headers: &Headers<A>) -> Option<Timestamps> {
-    let option = header_of(frame, headers).and_then(|header| option_of(header, option_kind::TIMESTAMPS, 10))?;
+    let option = header_of(frame, headers).and_then(|header| option_of(header, tcp_option::TIMESTAMPS, 10))?;
     let stamps = option.get(2..)?.first_chunk::<8>()?;
     let [a, b, c, d, e, f, g, h] = *stamps;
     Some(Timestamps { value: u32::from_be_bytes([a, b, c, d]), echo: u32::from_be_bytes([e, f, g, h]) })
@@ -205,19 +175,19 @@ pub fn shrink_window<A: Address>(frame: &mut [u8], headers: &Headers<A>, units: 
 
 /// Turns the SACK option of a segment into padding.
 pub fn remove_sack<A: Address>(frame: &mut [u8], headers: &Headers<A>) {
-    edit(frame, headers, |header| pad_options(header, &[option_kind::SACK]));
+    edit(frame, headers, |header| pad_options(header, &[tcp_option::SACK]));
 }
 
 /// Turns the options of a SYN into padding by which a connection would begin with data (RFC 7413), whose place the header
 /// has, or take further paths (RFC 8684), which number their data on their own.
 pub fn remove_unshiftable<A: Address>(frame: &mut [u8], headers: &Headers<A>) {
-    edit(frame, headers, |header| pad_options(header, &[option_kind::MULTIPATH, option_kind::FAST_OPEN]));
+    edit(frame, headers, |header| pad_options(header, &[tcp_option::MULTIPATH, tcp_option::FAST_OPEN]));
 }
 
 fn pad_options(header: &mut [u8], kinds: &[u8]) {
     for_each_option(header, |option| {
         if kinds.contains(&option[0]) {
-            option.fill(option_kind::NO_OPERATION);
+            option.fill(tcp_option::NO_OPERATION);
         }
     });
 }

@@ -88,13 +88,14 @@ fn break_handshake<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(
 ) {
     let hash = A::table(&engine.flows.tables).hash(&flow.tuple(Direction::ToBackend));
     if let Some(reset) = reset_to_backend(flow, hash, snapshot) {
-        originate(engine, &reset, write_reset);
+        engine.output.originate_by(&reset.exit, |buffer| write_reset(buffer, &reset));
     }
     let sequence = if flow.state == FlowState::TcpAnswered { flow.acknowledgement } else { 0 };
     let acknowledgement = flow.initial_sequence.wrapping_add(1);
     if let Ok(exit) = exit_to_client(snapshot, flow) {
         let tuple = flow.tuple(Direction::ToBackend).reversed();
-        originate(engine, &Reset::new(tuple, sequence, Some(acknowledgement), *exit), write_reset);
+        let reset = Reset::new(tuple, sequence, Some(acknowledgement), *exit);
+        engine.output.originate_by(&reset.exit, |buffer| write_reset(buffer, &reset));
     }
 }
 
@@ -107,24 +108,11 @@ fn provoke<A: FlowFamily, P: Port, O: Observe<P::Buffer>>(engine: &mut Engine<P,
     let probe = |tuple, exit| Reset::new(tuple, sequence, Some(acknowledgement), exit);
     let next_hop = snapshot.backend(flow.backend).map(|backend| backend.next_hop);
     if let Some(Ok(exit)) = next_hop.map(|next_hop| exit_by(snapshot, next_hop, hash)) {
-        originate(engine, &probe(flow.tuple(Direction::ToClient).reversed(), *exit), write_probe);
+        let segment = probe(flow.tuple(Direction::ToClient).reversed(), *exit);
+        engine.output.originate_by(exit, |buffer| write_probe(buffer, &segment));
     }
     if let Ok(exit) = exit_to_client(snapshot, flow) {
-        originate(engine, &probe(flow.tuple(Direction::ToBackend).reversed(), *exit), write_probe);
-    }
-}
-
-/// Sends a segment that no packet turns into, if there is a buffer.
-fn originate<P: Port, O: Observe<P::Buffer>>(
-    engine: &mut Engine<P, O>,
-    segment: &Reset,
-    write: fn(&mut P::Buffer, &Reset) -> bool,
-) {
-    let exit = &segment.exit;
-    let Some(mut buffer) = engine.output.egress.allocate(exit.port) else { return };
-    if write(&mut buffer, segment) {
-        engine.output.originate(exit.port, exit.link.tags(), buffer);
-    } else {
-        engine.output.egress.discard(buffer);
+        let segment = probe(flow.tuple(Direction::ToBackend).reversed(), *exit);
+        engine.output.originate_by(exit, |buffer| write_probe(buffer, &segment));
     }
 }
